@@ -1,0 +1,88 @@
+"""biprop: property-based fuzzing of the batch invariance of reinforcement-learning kernels.
+
+The public names, each taken from the module that defines it when it is first asked for, so that
+`import biprop` imports no torch. Nothing is defined here.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from biprop.case import Case
+    from biprop.data.recipe import Pairing, Point, Recipe
+    from biprop.errors import (
+        BipropError,
+        CaseError,
+        DeviceError,
+        FixtureError,
+        OutputError,
+        RestrictionError,
+        SignatureError,
+        TargetError,
+        UnsupportedError,
+        UsageError,
+    )
+    from biprop.judgment import Cause, Outcome, Verdict
+    from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Registry
+    from biprop.sequence import LogicalSequence
+
+__all__ = [
+    "BipropError",
+    "Case",
+    "CaseError",
+    "Cause",
+    "DeviceError",
+    "FixtureError",
+    "Form",
+    "Implementation",
+    "InvarianceDeclaration",
+    "LogicalSequence",
+    "Operator",
+    "Outcome",
+    "OutputError",
+    "Pairing",
+    "Point",
+    "Recipe",
+    "Registry",
+    "RestrictionError",
+    "SignatureError",
+    "TargetError",
+    "UnsupportedError",
+    "UsageError",
+    "Verdict",
+]
+
+# tests/unit/test_import.py keeps this map, the imports above and `__all__` the same.
+_NAMES_BY_MODULE = {
+    "biprop.case": ("Case",),
+    "biprop.data.recipe": ("Pairing", "Point", "Recipe"),
+    "biprop.errors": (
+        "BipropError",
+        "CaseError",
+        "DeviceError",
+        "FixtureError",
+        "OutputError",
+        "RestrictionError",
+        "SignatureError",
+        "TargetError",
+        "UnsupportedError",
+        "UsageError",
+    ),
+    "biprop.judgment": ("Cause", "Outcome", "Verdict"),
+    "biprop.operators": ("Form", "Implementation", "InvarianceDeclaration", "Operator", "Registry"),
+    "biprop.sequence": ("LogicalSequence",),
+}
+_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Return the public `name` from its module, and keep it here."""
+    if name not in _MODULE_BY_NAME:
+        raise AttributeError(f"module 'biprop' has no attribute {name!r}")
+    value: object = getattr(import_module(_MODULE_BY_NAME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,255 @@
+"""The rules of the house that no linter knows.
+
+ruff, mypy, import-linter and pymarkdown keep the others (`ci/check`).
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 60
+PLANTED_COUNT_MIN = 15
+TEXT_SUFFIXES = {
+    "",
+    ".cfg",
+    ".html",
+    ".j2",
+    ".json",
+    ".jsonl",
+    ".md",
+    ".py",
+    ".sh",
+    ".toml",
+    ".txt",
+    ".yml",
+}
+# What git ignores, and what no change writes.
+FOLDERS_IGNORED = {"__pycache__", ".git", ".hypothesis", ".venv", "build", "dist"}
+# Values are compared as bits, and only in biprop.bits.
+COMPARISONS_BANNED = {"allclose", "assert_allclose", "assert_close", "equal", "isclose"}
+# Their sums have no order of their own, so no kernel may be built on them.
+UNORDERED_SUMS = {
+    "index_add",
+    "index_add_",
+    "scatter_add",
+    "scatter_add_",
+    "scatter_reduce",
+    "scatter_reduce_",
+}
+MACHINE_PATHS = re.compile(
+    r"(?<![\w.~$}/-])/(?:Users|data|farm|home|mnt|opt|root|scratch|srv|tmp|work|workspace)/\w"
+)
+REGISTRY_HOSTS = re.compile(
+    r"pypi\.org|pythonhosted\.|download\.pytorch\.|npmjs\.|conda\.anaconda\."
+)
+TODO = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b(?!\(#\d+\))")
+DECISION = re.compile(r"(\d{4})-[a-z0-9]+(?:-[a-z0-9]+)*\.md")
+
+
+def text_files() -> list[Path]:
+    """List the text files of the tree, each once: links are not followed."""
+    found = []
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [
+            name
+            for name in folders
+            if name not in FOLDERS_IGNORED and not name.endswith((".egg-info", "_cache"))
+        ]
+        found += [Path(folder, name) for name in names if Path(name).suffix in TEXT_SUFFIXES]
+    return sorted(path for path in found if not path.is_symlink() and path.name != ".coverage")
+
+
+def offenders(paths: Iterable[Path], find: Callable[[Path], object]) -> dict[str, object]:
+    """Map each file in which `find` finds something to what it found."""
+    found = {path.relative_to(ROOT).as_posix(): find(path) for path in paths}
+    return {name: what for name, what in found.items() if what}
+
+
+def product(path: Path) -> bool:
+    """Tell whether a file is shipped."""
+    return path.relative_to(ROOT).parts[0] in {"kernels", "src", "strategies"}
+
+
+TEXTS = text_files()
+MODULES = [path for path in TEXTS if path.suffix == ".py"]
+SHIPPED = [path for path in MODULES if product(path)]
+KERNELS = [
+    path
+    for path in MODULES
+    if path.is_relative_to(ROOT / "kernels")
+    and "planted" not in path.parts
+    and path.name != "__init__.py"
+]
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """Parse a module once."""
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield every function of a module that is not compiled by Triton."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = {ast.unparse(decorator).split("(")[0] for decorator in node.decorator_list}
+            if not decorators & {"jit", "triton.jit"}:
+                yield node
+
+
+def attributes(path: Path) -> set[str]:
+    """Name every attribute that a module reads or calls."""
+    return {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+
+
+def assigned(path: Path) -> set[str]:
+    """Name what a module assigns at its top level."""
+    names: set[str] = set()
+    for node in tree(path).body:
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def module_name(path: Path) -> str:
+    """Name the module that a file below kernels/ is imported as."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("biprop", *(part for part in parts if part != "__init__")))
+
+
+def hits(pattern: re.Pattern[str], path: Path) -> list[str]:
+    """List the lines of a file that a pattern finds, with their numbers."""
+    lines = path.read_text(errors="replace").splitlines()
+    return [
+        f"{number}: {line.strip()}" for number, line in enumerate(lines, 1) if pattern.search(line)
+    ]
+
+
+def test_tree_was_found() -> None:
+    """The lists that the tests below walk are not empty."""
+
+    assert len(SHIPPED) > 10
+    assert KERNELS
+    assert ROOT / "pyproject.toml" in TEXTS
+
+
+@pytest.mark.parametrize("name", ["kernels", "strategies"])
+def test_link_leads_to_its_folder(name: str) -> None:
+    """Both folders are linked into the package; a clone made without links ships no kernels."""
+    link = ROOT / "src" / "biprop" / name
+
+    assert link.is_symlink()
+    assert link.readlink() == Path("../..", name)
+    assert link.resolve() == ROOT / name
+
+
+def test_modules_say_what_they_are_for() -> None:
+    """Every module has a docstring."""
+
+    assert offenders(MODULES, lambda path: ast.get_docstring(tree(path)) is None) == {}
+
+
+def test_files_are_short() -> None:
+    """No module has more than 600 lines."""
+
+    def excess(path: Path) -> int:
+        return max(0, len(path.read_text().splitlines()) - FILE_LINES_MAX)
+
+    assert offenders(MODULES, excess) == {}
+
+
+def test_functions_are_short() -> None:
+    """No function has more than 60 lines, Triton kernels excepted."""
+
+    def long(path: Path) -> dict[str, int]:
+        lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions(path)}
+        return {name: length for name, length in lengths.items() if length > FUNCTION_LINES_MAX}
+
+    assert offenders(MODULES, long) == {}
+
+
+def test_only_bits_are_compared() -> None:
+    """No shipped module uses a comparison of values that hides bits, as function or method."""
+
+    assert offenders(SHIPPED, lambda path: attributes(path) & COMPARISONS_BANNED) == {}
+
+
+def test_no_machine_is_named() -> None:
+    """No file names a folder of somebody's machine, or a host that packages come from."""
+
+    assert offenders(TEXTS, lambda path: hits(MACHINE_PATHS, path)) == {}
+    assert offenders(TEXTS, lambda path: hits(REGISTRY_HOSTS, path)) == {}
+
+
+def test_every_todo_names_its_issue() -> None:
+    """What is left to do stands in an issue, and the line in the file names it: `TODO(#12)`."""
+    others = [path for path in TEXTS if path != Path(__file__)]
+
+    assert offenders(others, lambda path: hits(TODO, path)) == {}
+
+
+def test_decisions_are_numbered() -> None:
+    """The decisions are numbered from 0001 without a gap, and each opens with its number."""
+    pages = sorted(
+        path for path in (ROOT / "ci" / "decisions").iterdir() if path.name != "README.md"
+    )
+    numbers = [match.group(1) for path in pages if (match := DECISION.fullmatch(path.name))]
+
+    assert numbers == [f"{number:04}" for number in range(1, len(pages) + 1)]
+    for path, number in zip(pages, numbers, strict=True):
+        assert path.read_text().startswith(f"# {number}: ")
+
+
+def test_every_operator_is_listed() -> None:
+    """A kernel file that defines an operator exports it, and `OPERATORS` lists them all."""
+    listed = import_module("biprop.kernels").OPERATORS
+    defining = [path for path in KERNELS if "OPERATOR" in assigned(path)]
+    exported = [import_module(module_name(path)).OPERATOR for path in defining]
+
+    assert sorted(operator.name for operator in listed) == sorted(
+        operator.name for operator in exported
+    )
+    assert all(any(operator is other for other in listed) for operator in exported)
+
+
+def test_kernels_sum_in_order() -> None:
+    """No kernel outside planted/ uses atomics, or an operation that adds in no order."""
+
+    def unordered(path: Path) -> set[str]:
+        used = attributes(path)
+        keywords = {node.arg for node in ast.walk(tree(path)) if isinstance(node, ast.keyword)}
+        atomics = {name for name in used if name.startswith("atomic_")}
+        return (used & UNORDERED_SUMS) | atomics | ({"accumulate"} & keywords)
+
+    assert offenders(KERNELS, unordered) == {}
+
+
+def test_every_planted_kernel_has_a_power_test() -> None:
+    """Each planted kernel, by its name, is an item of tests/power."""
+    names = [planted.name for planted in import_module("biprop.kernels.planted").PLANTED]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        str(ROOT / "tests" / "power"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    words = set(re.findall(r"[\w.]+", done.stdout))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(names) == len(set(names)) >= PLANTED_COUNT_MIN
+    assert [name for name in names if name not in words] == []
