@@ -1,0 +1,246 @@
+"""Bit patterns: the only place of biprop that compares floats, and the one that poisons memory.
+
+Two values are the same when their bits are: +0 is not -0, and a NaN is itself. What a comparison
+means is said elsewhere: `biprop.execution` chooses the watched tokens, `biprop.judgment`
+classifies, `biprop.reports` tells people. Errors are reported beside the bits and never decide.
+"""
+
+import hashlib
+from typing import Literal
+
+import attrs
+import torch
+from torch import Tensor
+
+from biprop.errors import OutputError
+
+__all__ = [
+    "Comparison",
+    "NanPayload",
+    "Poison",
+    "bit_pattern",
+    "compare",
+    "digest_bits",
+    "hex_of",
+    "poison_",
+    "same_bits",
+]
+
+NanPayload = Literal["any", "exact"]
+Poison = Literal["nan", "large"]
+
+_INTEGER_BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# The byte 0x7b repeated is large and finite in every float format in use (1.3e36 in float32 and
+# bfloat16, 61280 in float16, 352 in float8_e4m3fn), and large and positive in every integer format.
+_LARGE_BY_WIDTH = {1: 0x7B, 2: 0x7B7B, 4: 0x7B7B7B7B, 8: 0x7B7B7B7B7B7B7B7B}
+# Quiet NaNs of a payload that no arithmetic produces, so that a report shows where one came from.
+_NAN_BY_DTYPE = {
+    torch.float64: 0x7FFDEADDEADDEADD,
+    torch.float32: 0x7FEDDEAD,
+    torch.bfloat16: 0x7FED,
+    torch.float16: 0x7EAD,
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7F,
+}
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """What a comparison of two tensors showed; the first axis counts tokens.
+
+    Attributes:
+        elements_compared: Elements of either tensor.
+        elements_differing: Elements whose bits differ.
+        tokens_compared: Size of the first axis; 1 for a tensor without axes.
+        tokens_differing: Tokens with at least one differing element.
+        first: Index of the first differing element in row-major order, None if there is none.
+        max_abs_error: Largest absolute difference over pairs of finite values, in float64.
+        mean_abs_error: Mean absolute difference over pairs of finite values, in float64.
+        max_rel_error: Largest absolute difference divided by the canonical magnitude, over pairs of
+            finite values whose canonical one is not zero, in float64.
+    """
+
+    elements_compared: int = attrs.field(validator=attrs.validators.ge(0))
+    elements_differing: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    tokens_compared: int = attrs.field(validator=attrs.validators.ge(0))
+    tokens_differing: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    first: tuple[int, ...] | None = None
+    max_abs_error: float = 0.0
+    mean_abs_error: float = 0.0
+    max_rel_error: float = 0.0
+
+    @property
+    def same(self) -> bool:
+        """Whether no element differs."""
+        return self.elements_differing == 0
+
+
+def bit_pattern(values: Tensor) -> Tensor:
+    """Reinterpret `values` as uint8, int16, int32 or int64, by their width, in the same shape.
+
+    The result shares memory with `values` where that is contiguous, else it views a copy.
+
+    Raises:
+        OutputError: The dtype has no integer of its width (complex128).
+    """
+    integer = _INTEGER_BY_WIDTH.get(values.element_size())
+    if integer is None:
+        raise OutputError(
+            f"Cannot take the bits of dtype={_name(values.dtype)}: "
+            "return a dtype of 1, 2, 4 or 8 bytes an element."
+        )
+    plain = values.detach().contiguous()
+    return plain if plain.dtype == integer else plain.view(integer)
+
+
+def same_bits(canonical: Tensor, transformed: Tensor, *, nan_payload: NanPayload = "any") -> Tensor:
+    """Say elementwise where two tensors of one shape and dtype hold the same bits.
+
+    Args:
+        canonical: Any shape, any dtype of 1, 2, 4 or 8 bytes.
+        transformed: The same shape, dtype and device.
+        nan_payload: `any` counts two NaNs as the same whatever their payload and sign, `exact`
+            compares their bits too. A NaN against a number differs under both.
+
+    Returns:
+        A bool tensor of the same shape.
+
+    Raises:
+        OutputError: The two differ in shape, dtype or device.
+    """
+    _check_comparable(canonical, transformed)
+    same = bit_pattern(canonical) == bit_pattern(transformed)
+    if nan_payload == "any" and _can_be_nan(canonical.dtype):
+        same |= _is_nan(canonical) & _is_nan(transformed)
+    return same
+
+
+def compare(
+    canonical: Tensor, transformed: Tensor, *, nan_payload: NanPayload = "any"
+) -> Comparison:
+    """Compare two tensors of one shape and dtype bit for bit, and count in elements and in tokens.
+
+    Args:
+        canonical: `[tokens, ...]` in logical order, or without axes.
+        transformed: The same shape, dtype and device.
+        nan_payload: As for `same_bits`.
+
+    Raises:
+        OutputError: The two differ in shape, dtype or device.
+    """
+    differs = ~same_bits(canonical, transformed, nan_payload=nan_payload)
+    element_count = differs.numel()
+    token_count = differs.shape[0] if differs.dim() else 1
+    differing_count = int(differs.count_nonzero())
+    if not differing_count:
+        return Comparison(elements_compared=element_count, tokens_compared=token_count)
+    by_token = differs.reshape(token_count, -1)
+    max_abs, mean_abs, max_rel = _errors(canonical, transformed)
+    return Comparison(
+        elements_compared=element_count,
+        elements_differing=differing_count,
+        tokens_compared=token_count,
+        tokens_differing=int(by_token.any(dim=1).count_nonzero()),
+        first=tuple(int(i) for i in differs.nonzero()[0].tolist()),
+        max_abs_error=max_abs,
+        mean_abs_error=mean_abs,
+        max_rel_error=max_rel,
+    )
+
+
+def hex_of(value: Tensor) -> str:
+    """Write the bits of one element as hexadecimal digits, as `0x3f800000` for 1.0 in float32.
+
+    Raises:
+        OutputError: `value` holds more or less than one element.
+    """
+    if value.numel() != 1:
+        raise OutputError(
+            f"Cannot write {value.numel()} elements as one bit pattern: "
+            "index a single element first."
+        )
+    width = value.element_size()
+    bits = int(bit_pattern(value).item()) & ((1 << 8 * width) - 1)
+    return f"0x{bits:0{2 * width}x}"
+
+
+def poison_(values: Tensor, poison: Poison) -> Tensor:
+    """Overwrite every element in place with a value that no kernel should ever return.
+
+    Args:
+        values: Any shape and strides. Floats become a NaN of a fixed payload (`nan`) or a large
+            finite number (`large`); integers a large positive number and bools True under both.
+        poison: `nan` or `large`.
+
+    Returns:
+        `values` itself.
+
+    Raises:
+        OutputError: The dtype has no integer of its width.
+    """
+    plain = values.detach()
+    if plain.dtype == torch.bool:
+        plain.fill_(True)  # noqa: FBT003  # fill_ has no name for it
+        return values
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    integer = _INTEGER_BY_WIDTH.get(plain.element_size())
+    assert integer is not None, "no real dtype of torch is wider than 8 bytes"
+    pattern = _LARGE_BY_WIDTH[plain.element_size()]
+    if poison == "nan":
+        pattern = _NAN_BY_DTYPE.get(plain.dtype, pattern)
+    # A view keeps the strides, so that a row of a larger allocation leaves its surroundings alone.
+    (plain if plain.dtype == integer else plain.view(integer)).fill_(pattern)
+    return values
+
+
+def digest_bits(values: Tensor) -> str:
+    """Return 32 hexadecimal digits that identify dtype, shape and bits on every machine."""
+    digest = hashlib.sha256(f"{_name(values.dtype)}{list(values.shape)}".encode())
+    digest.update(bit_pattern(values).cpu().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _check_comparable(canonical: Tensor, transformed: Tensor) -> None:
+    if _kind(canonical) != _kind(transformed):
+        raise OutputError(
+            f"Cannot compare canonical {_kind(canonical)} with transformed {_kind(transformed)}: "
+            "the target must return the same dtype, shape and device for the same tokens."
+        )
+
+
+def _kind(values: Tensor) -> str:
+    return f"{_name(values.dtype)}{list(values.shape)} on {values.device}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _can_be_nan(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _is_nan(values: Tensor) -> Tensor:
+    # Formats of one byte have no isnan on every device; widening keeps a NaN a NaN.
+    return torch.isnan(values.float() if values.element_size() == 1 else values)
+
+
+def _errors(canonical: Tensor, transformed: Tensor) -> tuple[float, float, float]:
+    """Return (max_abs, mean_abs, max_rel) over pairs of finite values, zeros if there are none."""
+    if canonical.is_complex():
+        canonical, transformed = torch.view_as_real(canonical), torch.view_as_real(transformed)
+    left, right = canonical.detach().double(), transformed.detach().double()
+    finite = left.isfinite() & right.isfinite()
+    if not bool(finite.any()):
+        return 0.0, 0.0, 0.0
+    left, right = left[finite], right[finite]
+    error = (left - right).abs()
+    divisible = left != 0
+    relative = error[divisible] / left[divisible].abs()
+    return (
+        float(error.max()),
+        float(error.mean()),
+        float(relative.max()) if relative.numel() else 0.0,
+    )
