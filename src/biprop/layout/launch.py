@@ -1,0 +1,83 @@
+"""The launch record: index maps from the slots of one call to the tokens of a pool.
+
+A map names for every slot of an axis the pool's token that lies there, or says that none does. Maps
+are made by `biprop.layout.launches`. Axes: T packed slots, B rows or segments, S slots of a row.
+"""
+
+from functools import cached_property
+
+import attrs
+from torch import Tensor
+
+from biprop.signature import Signature, TokenAxis
+
+__all__ = ["DEAD", "DEAD_ROW", "Launch"]
+
+# A dead slot beside live ones, or past the end of a packed launch.
+DEAD = -1
+# A slot of a wholly dead row, or an empty segment.
+DEAD_ROW = -2
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Launch:
+    """One call of the kernel. All tensors lie on the CPU.
+
+    Attributes:
+        maps: By axis, int64: the pool index of the token in each slot, `DEAD` or `DEAD_ROW`. `T` is
+            `[T]`, `S` is `[B, S]`, `B` is `[B]` with the last token of each row or segment.
+        lengths: Live tokens of each row or segment, in launch order.
+        sequences: Index in the pool of the sequence of each row or segment, -1 for a dead one.
+        span: First and past the last pool index, where the map is one sequence and nothing else.
+    """
+
+    maps: dict[TokenAxis, Tensor]
+    lengths: tuple[int, ...]
+    sequences: tuple[int, ...]
+    span: tuple[int, int] | None = None
+
+    @property
+    def slots(self) -> Tensor:
+        """The map of the tokens, `[T]` or `[B, S]`."""
+        return self.maps["T"] if "T" in self.maps else self.maps["S"]
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the token axes of this launch."""
+        rows = {"B": len(self.lengths)}
+        if "T" in self.maps:
+            return {"T": len(self.maps["T"]), **rows}
+        return {"S": self.maps["S"].shape[1], **rows}
+
+    @cached_property
+    def order(self) -> Tensor:
+        """int64: the flat slots of the live tokens, in logical order."""
+        flat = self.slots.flatten()
+        live = (flat >= 0).nonzero()[:, 0]
+        return live[flat[live].argsort()]
+
+    @cached_property
+    def logical_rows(self) -> tuple[int, ...]:
+        """Rows in the logical order of their sequences, dead ones last."""
+        count = len(self.sequences)
+        return tuple(
+            sorted(
+                range(count), key=lambda row: (self.sequences[row] < 0, self.sequences[row], row)
+            )
+        )
+
+    def rows(self, signature: Signature) -> tuple[int, ...]:
+        """Return what the axis B runs over, as indices into `lengths`.
+
+        Segments of a packed launch that takes `order` have no place of their own, so they come in
+        logical order; else rows and segments come as they lie.
+        """
+        if signature.has_order and "T" in self.maps:
+            return self.logical_rows
+        return tuple(range(len(self.lengths)))
+
+    def map_of(self, signature: Signature, axis: TokenAxis) -> Tensor:
+        """Return the map of an axis, as the arguments and outputs of a signature see it."""
+        if axis != "B":
+            return self.maps[axis]
+        return self.maps["B"][list(self.rows(signature))]

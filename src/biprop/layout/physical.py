@@ -1,0 +1,218 @@
+"""What a layout amounts to physically, as a record that can be compared.
+
+A transform that leaves this record unchanged left the call unchanged, and is no evidence
+(`biprop.transforms.effect`). `biprop.execution.storage` places tensors as `placement_of` says.
+"""
+
+import math
+
+import attrs
+
+from biprop.case import Case
+from biprop.layout.launch import DEAD, DEAD_ROW, Launch
+from biprop.layout.launches import launches
+from biprop.layout.pool import TokenPool, token_pool
+from biprop.layout.records import Fill, Layout, Storage
+from biprop.signature import Argument, Signature, TokenAxis
+from biprop.signature.records import DTYPE_KINDS
+
+__all__ = [
+    "BOUNDARY",
+    "ITEM_SIZES",
+    "PhysicalCall",
+    "Placement",
+    "described",
+    "physical",
+    "placement_of",
+]
+
+# Bytes to which the base pointers of the canonical configuration are aligned.
+BOUNDARY = 256
+ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+# Kinds whose dead slots hold what the layout says; those of the others follow from the map.
+_FILLED = (*DTYPE_KINDS, "token", "position")
+
+
+@attrs.frozen(kw_only=True)
+class Placement:
+    """How one tensor lies in memory.
+
+    Attributes:
+        offset: Elements from a boundary of `BOUNDARY` bytes to the first element.
+        gap: Elements between rows of the last axis in memory.
+        transposed: The last two axes are swapped in memory.
+    """
+
+    offset: int = 0
+    gap: int = 0
+    transposed: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is contiguous at a boundary."""
+        return not (self.offset or self.gap or self.transposed)
+
+    def strides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the strides of a tensor of `shape`, in elements."""
+        if not shape:
+            return ()
+        memory = list(range(len(shape)))
+        if self.transposed and len(shape) > 1:
+            memory[-1], memory[-2] = memory[-2], memory[-1]
+        strides = [1] * len(shape)
+        step = max(1, shape[memory[-1]]) + (self.gap if len(shape) > 1 else 0)
+        for axis in reversed(memory[:-1]):
+            strides[axis] = step
+            step *= max(1, shape[axis])
+        return tuple(strides)
+
+
+@attrs.frozen(kw_only=True)
+class PhysicalCall:
+    """All that a layout decides about the launches of a case.
+
+    Attributes:
+        launches: Per launch the map of its slots: axis, shape, and bytes of (sequence id, token).
+        segments: Per launch the live lengths, where the signature is told about sequences.
+        fill: What dead slots hold; None if there are none.
+        dead_rows_fill: Likewise for dead rows.
+        loudness: Of neighbours that lie in a launch.
+        placements: Of tensors that lie elsewhere than at a boundary and contiguous, by name.
+        dirty: Outputs and workspaces hold another poison.
+    """
+
+    launches: tuple[tuple[str, tuple[int, ...], bytes], ...]
+    segments: tuple[tuple[int, ...], ...]
+    fill: Fill | None
+    dead_rows_fill: Fill | None
+    loudness: int
+    placements: tuple[tuple[str, Placement], ...]
+    dirty: bool
+
+
+def physical(
+    signature: Signature,
+    case: Case,
+    layout: Layout,
+    *,
+    backward_signature: Signature | None = None,
+    align: int = 1,
+    pool: TokenPool | None = None,
+    made: tuple[Launch, ...] | None = None,
+) -> PhysicalCall:
+    """Return what `layout` makes of `case` physically.
+
+    Args:
+        signature: Forward signature.
+        case: The case.
+        layout: What surrounds its sequences.
+        backward_signature: Of a registered backward.
+        align: Bytes that the target demands of base pointers.
+        pool: `token_pool(case, layout)`, where it is at hand.
+        made: The layout's launches, where they are at hand.
+
+    Raises:
+        CaseError: The layout cannot be laid out for the signature.
+        UnsupportedError: The signature has queries and contexts.
+    """
+    if pool is None:
+        pool = token_pool(case, layout)
+    if made is None:
+        made = launches(signature, pool, case, layout, backward_signature=backward_signature)
+    called = (
+        [signature]
+        if backward_signature is None or case.judged == "outputs"
+        else [signature, backward_signature]
+    )
+    filled = _filled_axes(called)
+    maps = [launch.maps[axis] for launch in made for axis in filled if axis in launch.maps]
+    told = any(item.sequence_wise for item in called)
+    return PhysicalCall(
+        launches=tuple(described(launch, pool) for launch in made),
+        segments=tuple(launch.lengths for launch in made) if told else (),
+        fill=layout.padding.fill if any(bool((m == DEAD).any()) for m in maps) else None,
+        dead_rows_fill=layout.padding.dead_rows_fill
+        if any(bool((m == DEAD_ROW).any()) for m in maps)
+        else None,
+        loudness=layout.neighbours.loudness if bool(pool.loud.any()) else 0,
+        placements=_placements(called, case, layout.storage, made, align),
+        dirty=layout.storage.dirty,
+    )
+
+
+def described(launch: Launch, pool: TokenPool) -> tuple[str, tuple[int, ...], bytes]:
+    """Return which token lies in which slot of a launch, without mention of the pool."""
+    slots = launch.slots
+    named = pool.words[slots.clamp(min=0)].where(slots >= 0, slots)
+    axis = "T" if "T" in launch.maps else "S"
+    return axis, tuple(slots.shape), named.numpy().tobytes()
+
+
+def placement_of(
+    argument: Argument, storage: Storage, *, item_size: int, align: int, has_tokens: bool = True
+) -> Placement:
+    """Return where T8 puts a tensor.
+
+    Only float tensors move, and parameters only if the layout says so. The offset is rounded up to
+    what the target demands of base pointers.
+
+    Args:
+        argument: Whose tensor it is.
+        storage: What the layout says.
+        item_size: Bytes of an element.
+        align: Bytes that the target demands of base pointers.
+        has_tokens: False for a tensor that the whole batch shares.
+    """
+    if not argument.is_float or not (has_tokens or storage.parameters):
+        return Placement()
+    step = math.lcm(align, item_size)
+    offset = -(-storage.offset * item_size // step) * step % BOUNDARY
+    return Placement(offset=offset // item_size, gap=storage.gap, transposed=storage.transposed)
+
+
+def _filled_axes(signatures: list[Signature]) -> list[TokenAxis]:
+    """Return the axes of tensors whose dead slots hold a fill."""
+    return list(
+        dict.fromkeys(
+            argument.token_axis
+            for signature in signatures
+            for argument in signature.arguments
+            if argument.token_axis and argument.kind in _FILLED and not argument.is_supplied_output
+        )
+    )
+
+
+def _placements(
+    signatures: list[Signature], case: Case, storage: Storage, made: tuple[Launch, ...], align: int
+) -> tuple[tuple[str, Placement], ...]:
+    found: dict[str, Placement] = {}
+    for signature in signatures:
+        for argument in signature.arguments:
+            if argument.is_float:
+                placement = _effective(argument, case, storage, made, align)
+                if not placement.is_plain:
+                    found.setdefault(argument.name, placement)
+    return tuple(found.items())
+
+
+def _effective(
+    argument: Argument, case: Case, storage: Storage, made: tuple[Launch, ...], align: int
+) -> Placement:
+    """Return the placement, without a gap or a swap that changes no stride in any launch."""
+    dtype = case.dtype if argument.kind == "float" else argument.kind
+    placement = placement_of(
+        argument,
+        storage,
+        item_size=ITEM_SIZES[dtype],
+        align=align,
+        has_tokens=argument.token_axis is not None,
+    )
+    if not (placement.gap or placement.transposed):
+        return placement
+    shapes = {
+        tuple(dim.size({**case.dims, **launch.sizes}) for dim in argument.dims) for launch in made
+    }
+    for reduced in (attrs.evolve(placement, gap=0), attrs.evolve(placement, transposed=False)):
+        if all(reduced.strides(shape) == placement.strides(shape) for shape in shapes):
+            placement = reduced
+    return placement

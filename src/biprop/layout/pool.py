@@ -1,0 +1,139 @@
+"""The token pool: every logical token of a case once, in logical order.
+
+Index maps (`biprop.layout.launches`) point into a pool; the values of its tokens are expanded by
+`biprop.execution.arguments`. Watched sequences come first, so that the pool without neighbours is a
+prefix of every other pool of the case.
+"""
+
+from functools import cached_property
+
+import attrs
+import torch
+from torch import Tensor
+
+from biprop.case import Case
+from biprop.data.counter import hash_words
+from biprop.data.expand import Tokens
+from biprop.layout.records import Layout, Neighbours
+from biprop.sequence import NEIGHBOUR_ID_FIRST, LogicalSequence
+
+__all__ = ["TokenPool", "neighbours_of", "token_pool"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TokenPool:
+    """Every logical token of a case and of its neighbours.
+
+    All tensors lie on the CPU and have one element a token, `[n]`.
+
+    Attributes:
+        sequences: Watched sequences, then neighbours.
+        watched_count: How many of them are watched.
+        tokens: Whose values each token takes: its own, or those of the shared prefix.
+        start: First token of each sequence, then the token count.
+        sequence_of: int64, index into `sequences`.
+        sequence_id: int32, id of the token's own sequence.
+        token: int32, index in its sequence.
+        position: int64.
+        active: bool, whether the contract governs its outputs.
+        watched: bool.
+        loud: bool, whether the neighbours' loudness applies: neighbours past the shared prefix.
+    """
+
+    sequences: tuple[LogicalSequence, ...]
+    watched_count: int
+    tokens: Tokens
+    start: tuple[int, ...]
+    sequence_of: Tensor
+    sequence_id: Tensor
+    token: Tensor
+    position: Tensor
+    active: Tensor
+    watched: Tensor
+    loud: Tensor
+
+    @property
+    def watched_token_count(self) -> int:
+        """Tokens of watched sequences, which are the first ones."""
+        return self.start[self.watched_count]
+
+    @cached_property
+    def compared(self) -> Tensor:
+        """int64: the pool index of each watched active token, in logical order."""
+        return (self.active & self.watched).nonzero()[:, 0]
+
+    @cached_property
+    def rank(self) -> Tensor:
+        """int64 `[n]`: the place of each token in `compared`, -1 where it is not compared."""
+        rank = torch.full_like(self.sequence_of, -1)
+        rank[self.compared] = torch.arange(len(self.compared))
+        return rank
+
+    @cached_property
+    def words(self) -> Tensor:
+        """int64 `[n]`: sequence id and token in one word."""
+        return (self.sequence_id.long() << 32) + self.token
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """int64: `start` as a tensor."""
+        return torch.tensor(self.start)
+
+    @cached_property
+    def last(self) -> Tensor:
+        """int64: the pool index of the last token of each sequence."""
+        return self.starts[1:] - 1
+
+
+def token_pool(case: Case, layout: Layout) -> TokenPool:
+    """Return the pool of a case under a layout; only the layout's neighbours matter."""
+    sequences = (*case.sequences, *neighbours_of(case, layout.neighbours))
+    lengths = torch.tensor([sequence.length for sequence in sequences])
+    count = int(lengths.sum())
+    ends = lengths.cumsum(0)
+    sequence_of = torch.repeat_interleave(lengths)
+    token = torch.arange(count) - (ends - lengths)[sequence_of]
+    table = torch.tensor([(s.id, s.length, s.prompt_length, s.position_start) for s in sequences])
+    own_id, own_length, prompt_length, position_start = table[sequence_of].unbind(1)
+    watched = sequence_of < len(case.sequences)
+    value_id, value_length = own_id, own_length
+    if case.shared_prefix:
+        # The length goes with the values: pairs over tokens stay below it.
+        shared = token < case.shared_prefix
+        value_id = torch.where(shared, case.sequences[0].id, own_id)
+        value_length = torch.where(shared, case.sequences[0].length, own_length)
+    return TokenPool(
+        sequences=sequences,
+        watched_count=len(case.sequences),
+        tokens=Tokens(
+            sequence_id=value_id.to(torch.int32),
+            token=token.to(torch.int32),
+            length=value_length.to(torch.int32),
+        ),
+        start=(0, *ends.tolist()),
+        sequence_of=sequence_of,
+        sequence_id=own_id.to(torch.int32),
+        token=token.to(torch.int32),
+        position=position_start + token,
+        active=token >= prompt_length,
+        watched=watched,
+        loud=~watched & (token >= case.shared_prefix),
+    )
+
+
+def neighbours_of(case: Case, neighbours: Neighbours) -> tuple[LogicalSequence, ...]:
+    """Return the neighbours of a case; gradients of parameters have none: their set is complete."""
+    if not neighbours.together or case.judged == "parameter_gradients":
+        return ()
+    return tuple(
+        LogicalSequence(
+            id=NEIGHBOUR_ID_FIRST + index,
+            length=(neighbours.length or case.sequences[index % len(case.sequences)].length)
+            + _extra(case.seed, index, neighbours.spread),
+        )
+        for index in range(neighbours.count)
+    )
+
+
+def _extra(seed: int, index: int, spread: int) -> int:
+    return hash_words("neighbour length", seed, index) % (spread + 1) if spread else 0

@@ -1,0 +1,291 @@
+"""Operators, their forms and backends, and the registry that holds them.
+
+Records only: nothing registers itself by being imported. `biprop.registry` builds a `Registry` from
+`biprop.kernels.OPERATORS` and entry points; `biprop.loading` finds what a user names by hand.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import attrs
+
+from biprop.errors import TargetError
+from biprop.signature import Restrictions, Signature
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "TRANSFORM_CLASSES",
+    "CallValue",
+    "Form",
+    "Implementation",
+    "InvarianceDeclaration",
+    "Kernel",
+    "KernelFunction",
+    "KernelReference",
+    "OpClass",
+    "Operator",
+    "Reducer",
+    "Registry",
+]
+
+CallValue = int | float | bool | None
+OpClass = Literal["elementwise", "reduction", "attention", "logprob"]
+TRANSFORM_CLASSES = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8")
+
+
+class KernelFunction(Protocol):
+    """A kernel: tensors in the order of its signature, fixed values by keyword."""
+
+    # Any: each kernel names its own arguments, and `object` would admit only those that take all.
+    def __call__(self, *arguments: Any, **call: Any) -> object:  # noqa: ANN401
+        """Run once; returns one tensor, a tuple of tensors, or None where outputs are supplied."""
+
+
+class Reducer(Protocol):
+    """Sums over one dimension in some order, in the dtype of its input."""
+
+    def __call__(self, values: "Tensor", dim: int) -> "Tensor":
+        """Return `values` summed over `dim`, which vanishes."""
+
+
+def _classes(value: object) -> tuple[str, ...]:
+    names = tuple(value) if isinstance(value, (tuple, list, set, frozenset)) else (str(value),)
+    unknown = [name for name in names if name not in TRANSFORM_CLASSES]
+    if unknown:
+        raise TargetError(
+            f"Transform class {unknown[0]!r} is unknown: use {', '.join(TRANSFORM_CLASSES)}."
+        )
+    return tuple(name for name in TRANSFORM_CLASSES if name in names)
+
+
+@attrs.frozen(kw_only=True)
+class InvarianceDeclaration:
+    """What an operator promises.
+
+    Attributes:
+        transforms: Classes under which every active token keeps its bits, in the order T1 to T8.
+        parameter_gradients: Classes under which the gradients of parameters keep theirs, given the
+            same complete set of sequences.
+        backward: Whether gradients are promised at all.
+        chain_index: Rank of the operator's first place in the chain (DESIGN: embedding is 0).
+    """
+
+    transforms: tuple[str, ...] = attrs.field(converter=_classes)
+    parameter_gradients: tuple[str, ...] = attrs.field(default=(), converter=_classes)
+    backward: bool = True
+    chain_index: int = 0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Implementation:
+    """One backend of one form.
+
+    Attributes:
+        backend: `torch` or `triton`, or another name for planted kernels.
+        forward: The kernel.
+        backward: The kernel of the form's backward signature, None where autograd differentiates.
+        kernels: Names of the device kernels that it launches, matched with launch facts.
+    """
+
+    backend: str
+    forward: KernelFunction
+    backward: KernelFunction | None = None
+    kernels: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Form:
+    """One signature of an operator, with everything that implements it.
+
+    Attributes:
+        name: `packed`, `padded`, ...
+        signature: Forward signature.
+        backward_signature: Signature of the implementations' `backward`, None for autograd.
+        implementations: One a backend.
+        reference: Float32 reference, called as `reference(*arguments, reduce=..., **call)`; all its
+            sums go through `reduce`, so that power can be measured. None for exempt operators.
+    """
+
+    name: str
+    signature: Signature
+    implementations: tuple[Implementation, ...]
+    backward_signature: Signature | None = None
+    reference: Callable[..., object] | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Operator:
+    """A registered operator: declared, or exempt with a reason.
+
+    Attributes:
+        name: Unique in a registry.
+        op_class: Selects thresholds and the kind of power.
+        forms: Its signatures; the first is the one that reports name.
+        declaration: What it promises; None where it is exempt.
+        exempt_reason: Why it promises nothing; None where it is declared.
+        restrictions: Of its free dimensions.
+        align: Bytes that base pointers must be aligned to.
+        call: Fixed keyword arguments.
+    """
+
+    name: str
+    op_class: OpClass
+    forms: tuple[Form, ...]
+    declaration: InvarianceDeclaration | None = None
+    exempt_reason: str | None = None
+    restrictions: Restrictions = attrs.field(factory=Restrictions)
+    align: int = 1
+    call: Mapping[str, CallValue] = MappingProxyType({})
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse an operator that is neither declared nor exempt, or both."""
+        if (self.declaration is None) == (self.exempt_reason is None):
+            raise TargetError(
+                f"Operator {self.name!r} needs either a declaration or an exempt_reason, "
+                "and not both."
+            )
+
+    def kernels(self) -> "tuple[Kernel, ...]":
+        """Every form under every backend."""
+        return tuple(
+            Kernel(
+                operator=self.name,
+                form=form.name,
+                backend=implementation.backend,
+                op_class=self.op_class,
+                target=f"{self.name}/{form.name}",
+                signature=form.signature,
+                function=implementation.forward,
+                backward_signature=form.backward_signature if implementation.backward else None,
+                backward=implementation.backward,
+                restrictions=self.restrictions,
+                align=self.align,
+                call=self.call,
+                declaration=self.declaration,
+                exempt_reason=self.exempt_reason,
+                reference=form.reference,
+                device_kernels=implementation.kernels,
+            )
+            for form in self.forms
+            for implementation in form.implementations
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Kernel:
+    """One callable under test, registered or not.
+
+    Attributes:
+        operator: Operator name, or the target text of an unregistered one.
+        form: Form name; `given` for an unregistered one.
+        backend: `target` for an unregistered one.
+        op_class: None for an unregistered one.
+        target: How to find it again: `operator/form`, `module:name` or `file.py:name`.
+        signature: Forward signature.
+        function: The kernel.
+        backward_signature: Signature of `backward`; None where autograd differentiates.
+        backward: The backward kernel, or None.
+        restrictions: Of the free dimensions.
+        align: Bytes that base pointers must be aligned to.
+        call: Fixed keyword arguments.
+        declaration: What it promises; None where nothing is declared.
+        exempt_reason: Why a registered operator promises nothing.
+        reference: Float32 reference, None for an unregistered one.
+        device_kernels: Names of the device kernels that it launches.
+    """
+
+    target: str
+    signature: Signature
+    function: KernelFunction
+    operator: str
+    form: str = "given"
+    backend: str = "target"
+    op_class: OpClass | None = None
+    backward_signature: Signature | None = None
+    backward: KernelFunction | None = None
+    restrictions: Restrictions = attrs.field(factory=Restrictions)
+    align: int = 1
+    call: Mapping[str, CallValue] = MappingProxyType({})
+    declaration: InvarianceDeclaration | None = None
+    exempt_reason: str | None = None
+    reference: Callable[..., object] | None = None
+    device_kernels: tuple[str, ...] = ()
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether it comes from a registry."""
+        return self.op_class is not None
+
+    @property
+    def name(self) -> str:
+        """Operator and form, for people."""
+        return self.operator if self.form in {"given", "packed"} else f"{self.operator}/{self.form}"
+
+
+@attrs.frozen(kw_only=True)
+class KernelReference:
+    """How a kernel is found again, as JSON: in another process, on another machine, by a stranger.
+
+    Attributes:
+        operator: Operator name, or the target text of an unregistered one.
+        target: `operator/form` of a registered one, else `module:name` or `file.py:name`.
+        backend: `target` for an unregistered one.
+        signature: Text of the forward signature.
+        backward_signature: Text of the backward signature, empty for autograd.
+        dims: Text of the restrictions.
+        align: Bytes that base pointers must be aligned to.
+        call: Fixed keyword arguments.
+    """
+
+    operator: str
+    target: str
+    signature: str
+    backend: str = "target"
+    backward_signature: str = ""
+    dims: str = ""
+    align: int = 1
+    call: dict[str, CallValue] = attrs.field(factory=dict)
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether it names an operator of a registry."""
+        return self.backend != "target"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Registry:
+    """The operators of one run; immutable, passed down from whoever started it."""
+
+    operators: tuple[Operator, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse two operators of one name."""
+        names = [operator.name for operator in self.operators]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise TargetError(
+                f"Operator {twice[0]!r} is registered twice: give one of them another name."
+            )
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every form of every operator under every backend, exempt ones included."""
+        return tuple(kernel for operator in self.operators for kernel in operator.kernels())
+
+    def find(self, *, target: str, backend: str) -> Kernel:
+        """Return the kernel `operator/form` of a backend.
+
+        Raises:
+            TargetError: There is none; the sentence lists what there is.
+        """
+        for kernel in self.kernels():
+            if kernel.target == target and kernel.backend == backend:
+                return kernel
+        known = ", ".join(
+            sorted({f"{kernel.target} ({kernel.backend})" for kernel in self.kernels()})
+        )
+        raise TargetError(
+            f"No operator {target!r} with backend {backend!r} is registered: there are {known}."
+        )

@@ -1,0 +1,116 @@
+"""Which classes of a composition really change the physical call.
+
+What the call is says `biprop.layout.physical`; whether a changed call could show a defect says the
+power of the data (`biprop.execution.power`). This module needs torch, the records of the package do
+not.
+"""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+import attrs
+
+from biprop.case import Case
+from biprop.layout import Layout, Neighbours, Storage
+from biprop.layout.launch import Launch
+from biprop.layout.launches import each_launch
+from biprop.layout.physical import PhysicalCall, described, physical
+from biprop.layout.pool import TokenPool, token_pool
+from biprop.signature import Signature
+from biprop.transforms import apply_all, class_of, transforms_of
+
+__all__ = ["changed_classes"]
+
+
+def changed_classes(
+    signature: Signature,
+    case: Case,
+    *,
+    backward_signature: Signature | None = None,
+    align: int = 1,
+    poison_reached: bool = True,
+) -> dict[str, bool]:
+    """Say of each class of a case's composition whether taking it out changes the call.
+
+    Args:
+        signature: Forward signature.
+        case: A legal case.
+        backward_signature: Of a registered backward.
+        align: Bytes that the target demands of base pointers.
+        poison_reached: Whether poisons reach outputs or workspaces of this target; if not, dirty
+            ones are no change.
+
+    Returns:
+        By class as it is counted (`T1`, `T4.finite`, ...), in the order of the composition.
+    """
+    transforms = transforms_of(case)
+    eye = _Eye(signature, case, backward_signature, align, poison_reached)
+    whole = eye.call(apply_all(transforms))
+    return {
+        name: eye.sees_change(whole, apply_all(t for t in transforms if class_of(t) != name))
+        for name in dict.fromkeys(map(class_of, transforms))
+    }
+
+
+@attrs.frozen(eq=False)
+class _Eye:
+    """Describes the layouts of one case; launches are the dear part, so they are made once."""
+
+    signature: Signature
+    case: Case
+    backward_signature: Signature | None
+    align: int
+    poison_reached: bool
+    _pools: dict[Neighbours, TokenPool] = attrs.field(factory=dict, init=False)
+    _made: dict[Layout, tuple[Launch, ...]] = attrs.field(factory=dict, init=False)
+
+    def call(self, layout: Layout) -> PhysicalCall:
+        where = _without_content(layout)
+        if where not in self._made:
+            self._made[where] = tuple(self._launches(layout))
+        call = physical(
+            self.signature,
+            self.case,
+            layout,
+            backward_signature=self.backward_signature,
+            align=self.align,
+            pool=self._pool(layout),
+            made=self._made[where],
+        )
+        return call if self.poison_reached else attrs.evolve(call, dirty=False)
+
+    def sees_change(self, whole: PhysicalCall, layout: Layout) -> bool:
+        where = _without_content(layout)
+        if where not in self._made:
+            # The first launch that differs is enough; without T1 there may be many more.
+            made = []
+            for launch, there in zip_longest(self._launches(layout), whole.launches):
+                if launch is None or there != described(launch, self._pool(layout)):
+                    return True
+                made.append(launch)
+            self._made[where] = tuple(made)
+        return whole != self.call(layout)
+
+    def _launches(self, layout: Layout) -> Iterator[Launch]:
+        return each_launch(
+            self.signature,
+            self._pool(layout),
+            self.case,
+            layout,
+            backward_signature=self.backward_signature,
+        )
+
+    def _pool(self, layout: Layout) -> TokenPool:
+        if layout.neighbours not in self._pools:
+            self._pools[layout.neighbours] = token_pool(self.case, layout)
+        return self._pools[layout.neighbours]
+
+
+def _without_content(layout: Layout) -> Layout:
+    """Return `layout` with what no index map depends on set back."""
+    return attrs.evolve(
+        layout,
+        neighbours=attrs.evolve(layout.neighbours, loudness=0),
+        padding=attrs.evolve(layout.padding, fill="zero", dead_rows_fill="zero"),
+        storage=Storage(),
+    )
