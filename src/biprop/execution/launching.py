@@ -1,0 +1,125 @@
+"""Launching: one configuration's forward launches, and what every launch shares.
+
+Gradients are launched by `biprop.execution.backward`; runs are put together by
+`biprop.execution.run`.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import attrs
+import torch
+from torch import Tensor
+
+from biprop.case import Case
+from biprop.execution.arguments import Materialiser
+from biprop.execution.frame import Frame
+from biprop.execution.outputs import Collector, checked, flat_slots
+from biprop.execution.poison import Poisoner, dirty_blocks
+from biprop.execution.records import DEAD_SLOTS
+from biprop.execution.values import dtype_of
+from biprop.operators import Kernel
+from biprop.signature import Argument, Signature
+
+__all__ = ["DeadSlots", "Session", "launch_forward"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DeadSlots:
+    """What the dead slots of a mutated argument held before and after each launch."""
+
+    before: list[Tensor] = attrs.field(factory=list)
+    after: list[Tensor] = attrs.field(factory=list)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Session:
+    """What the launches of one configuration share.
+
+    Attributes:
+        kernel: The kernel.
+        case: The case.
+        materialiser: Makes the arguments.
+        poisoner: Poisons fresh memory.
+        collector: Takes what is compared.
+        dead: By name of a mutated argument.
+    """
+
+    kernel: Kernel
+    case: Case
+    materialiser: Materialiser
+    poisoner: Poisoner
+    collector: Collector
+    dead: dict[str, DeadSlots] = attrs.field(factory=dict)
+
+    def call(
+        self,
+        function: Callable[..., object],
+        arguments: list[object],
+        signature: Signature,
+        frame: Frame,
+        *,
+        role: Literal["forward", "backward"] = "forward",
+    ) -> object:
+        """Call a kernel once, over poisoned memory; what it raises is not caught."""
+        if frame.device.type == "cuda":
+            sizes = [_size(output, frame, self.case) for output in signature.outputs if output.dims]
+            if dirty_blocks(sizes, frame.device, self.poisoner.poison):
+                self.poisoner.reached = True
+        if any(argument.is_supplied_output for argument in signature.arguments):
+            self.poisoner.reached = True
+        with self.poisoner.watching(role):
+            return function(*arguments, **self.kernel.call)
+
+    def finish(self, names: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the outputs, and what dead slots were expected to hold."""
+        expected = {}
+        for name, slots in self.dead.items():
+            told = DEAD_SLOTS.format(name)
+            self.collector.whole(told, torch.cat(slots.after))
+            expected[told] = torch.cat(slots.before)
+        return self.collector.finish(names), expected
+
+
+def launch_forward(session: Session, frame: Frame, *, launch: int) -> None:
+    """Launch once and collect the judged outputs."""
+    signature = session.kernel.signature
+    arguments = session.materialiser.arguments(signature, frame)
+    watched_dead = _dead_of(signature, arguments, frame)
+    for argument, values, where in watched_dead:
+        slots = session.dead.setdefault(argument.name, DeadSlots())
+        slots.before.append(flat_slots(argument, values).index_select(0, where))
+    returned = session.call(session.kernel.function, arguments, signature, frame)
+    outputs = checked(signature, returned, frame, session.case)
+    for output in signature.outputs:
+        if not output.ignored:
+            session.collector.add(signature, output, outputs[output.name], frame, launch=launch)
+    for argument, value in zip(signature.arguments, arguments, strict=True):
+        if argument.marked:
+            assert isinstance(value, Tensor), "marked arguments are tensors"
+            session.collector.add(signature, argument, value, frame, launch=launch)
+    for argument, values, where in watched_dead:
+        session.dead[argument.name].after.append(
+            flat_slots(argument, values).index_select(0, where)
+        )
+
+
+def _dead_of(
+    signature: Signature, arguments: list[object], frame: Frame
+) -> list[tuple[Argument, Tensor, Tensor]]:
+    """Return the mutated arguments that have dead slots, with those slots."""
+    found = []
+    for argument, value in zip(signature.arguments, arguments, strict=True):
+        if not argument.is_mutated or argument.token_axis is None:
+            continue
+        assert isinstance(value, Tensor), "marked arguments are tensors"
+        slots = frame.slots(signature, argument.token_axis)
+        where = [item for item in (slots.dead, slots.dead_rows) if item is not None]
+        if where:
+            found.append((argument, value, torch.cat(where)))
+    return found
+
+
+def _size(output: Argument, frame: Frame, case: Case) -> tuple[int, torch.dtype]:
+    return math.prod(frame.shape_of(output, case.dims)), dtype_of(output, case)

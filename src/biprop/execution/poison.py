@@ -1,0 +1,179 @@
+"""Poison: memory that a kernel asks for without giving it values holds something recognisable.
+
+Factory calls are intercepted wherever they come from, Python or C++, by a dispatch mode, which
+makes every operator of the kernel dear (small torch kernels ran 7 times longer under it). So a
+kernel runs under the mode at its first launch of a configuration, and goes on under it only if it
+was handed memory that the Python functions `torch.empty`, ... did not hand out: those are watched
+at every launch, which costs nothing to other operators. On CUDA, operators also take blocks from
+the caching allocator unseen: blocks of the sizes to be expected are dirtied and handed back before
+the launch. Not `torch.utils.deterministic.fill_uninitialized_memory`: it needs deterministic
+algorithms, which change the kernels. What the poisons are is said in `biprop.bits`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from biprop.bits import Poison, poison_
+
+__all__ = ["Poisoner", "dirty_blocks"]
+
+_FACTORIES = frozenset(
+    {
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_permuted.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    }
+)
+# Not the methods `Tensor.new_empty`, ...: to change a class at every launch would undo Python's
+# caches. A kernel that uses them stays under the mode.
+_FUNCTIONS = ("empty", "empty_like", "empty_permuted", "empty_strided")
+# The caching allocator hands out any free block of a size class; a few of them are enough.
+_BLOCKS_PER_SIZE = 2
+
+
+class Poisoner:
+    """Fills what kernels are handed, for the launches of one configuration.
+
+    Attributes:
+        poison: What it fills with.
+        reached: Whether it filled anything yet.
+    """
+
+    def __init__(self, poison: Poison) -> None:
+        """Fill with `poison`."""
+        self.poison: Poison = poison
+        self.reached = False
+        self._mode = _Mode(self)
+        self._seen_by_mode = 0
+        self._seen_by_functions = 0
+        self._under_mode: dict[str, bool] = {}
+
+    @contextmanager
+    def watching(self, role: str) -> Iterator[None]:
+        """Fill memory handed out until the block ends.
+
+        Args:
+            role: Which of the kernel's functions is called; each is looked at on its own.
+        """
+        under_mode = self._under_mode.get(role, True)
+        self._seen_by_mode = self._seen_by_functions = 0
+        with _functions_watched_by(self):
+            if under_mode:
+                with self._mode:
+                    yield
+            else:
+                yield
+        if under_mode:
+            self._under_mode[role] = self._seen_by_mode > self._seen_by_functions
+
+    def fill(self, fresh: object, *, seen_by_mode: bool) -> None:
+        """Fill one tensor that was handed out, the gaps between its elements included."""
+        # Subclasses are the tracers' and other people's, whose memory is not as it looks.
+        if type(fresh) is not Tensor or fresh.is_meta or fresh.is_quantized or not fresh.numel():
+            return
+        if seen_by_mode:
+            self._seen_by_mode += 1
+        else:
+            self._seen_by_functions += 1
+        count = fresh.untyped_storage().nbytes() // fresh.element_size()
+        poison_(fresh.detach().as_strided((count,), (1,), 0), self.poison)
+        self.reached = True
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Sees every operator that a kernel calls, and has fresh memory filled."""
+
+    def __init__(self, poisoner: Poisoner) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self._poisoner = poisoner
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled targets run compiled: dynamo falls back to eager under any other mode."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave `__torch_dispatch__` unwrapped: the wrapper doubles the cost of every operator."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401  # torch's own type of the argument
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # whatever the operator returns
+        """Run one operator, and fill its result if it is fresh memory."""
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if func in _FACTORIES:
+            self._poisoner.fill(result, seen_by_mode=True)
+        return result
+
+
+def dirty_blocks(
+    sizes: Iterable[tuple[int, torch.dtype]], device: torch.device, poison: Poison
+) -> bool:
+    """Leave poison in the free blocks that CUDA will hand out for tensors of some sizes next.
+
+    Args:
+        sizes: Element count and dtype of each.
+        device: Where they will lie.
+        poison: What the blocks will hold.
+
+    Returns:
+        Whether there was anything to do; the CPU has no caching allocator.
+    """
+    if device.type != "cuda":
+        return False
+    blocks = [
+        poison_(torch.empty(count, dtype=dtype, device=device), poison)
+        for count, dtype in sizes
+        for _ in range(_BLOCKS_PER_SIZE)
+        if count
+    ]
+    return bool(blocks)
+
+
+# Whose launch is going on, innermost last, as torch keeps its own modes. The replacements are made
+# once: dynamo guards on the identity of functions, and would compile again for every new one.
+_POISONERS: list[Poisoner] = []
+
+
+def _watched(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(original)
+    def factory(*args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401  # the original's own arguments
+        result = original(*args, **kwargs)
+        # Traced by dynamo, the filling would become a part of the kernel.
+        if not torch.compiler.is_compiling() and _POISONERS:
+            _POISONERS[-1].fill(result, seen_by_mode=False)
+        return result
+
+    return factory
+
+
+_ORIGINALS = {name: getattr(torch, name) for name in _FUNCTIONS}
+_REPLACEMENTS = {name: _watched(original) for name, original in _ORIGINALS.items()}
+
+
+@contextmanager
+def _functions_watched_by(poisoner: Poisoner) -> Iterator[None]:
+    before = {name: getattr(torch, name) for name in _FUNCTIONS}
+    _POISONERS.append(poisoner)
+    try:
+        for name, replacement in _REPLACEMENTS.items():
+            setattr(torch, name, replacement)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch, name, function)
+        _POISONERS.pop()

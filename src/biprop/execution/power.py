@@ -1,0 +1,208 @@
+"""Power: could the data of a case have shown a defect at all?
+
+Order power is the share of compared elements whose bits change when sums are taken in other orders,
+value power the share of watched rows that nothing else in the launch could stand in for. A
+registered operator's own reference says where its sums are; for any other target, and for
+gradients, `biprop.execution.proxies` guesses them from the signature. What a lack of power means is
+decided by `biprop.relations`.
+
+Everything is measured on a bounded, fixed sample, on the CPU.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from biprop.bits import bit_pattern
+from biprop.execution.arguments import FILL_VALUES, Materialiser
+from biprop.execution.frame import Frame
+from biprop.execution.orders import ORDERS
+from biprop.execution.proxies import (
+    changed_share,
+    forward_shares,
+    parameter_gradient_shares,
+    spread,
+    token_gradient_shares,
+)
+from biprop.execution.run import Prepared, Run
+from biprop.judgment import Power
+from biprop.layout import CANONICAL
+from biprop.layout.launches import Launch
+from biprop.layout.pool import TokenPool
+from biprop.signature import Signature
+
+__all__ = ["measure_power"]
+
+# Products and terms that one evaluation of a reference may hold.
+_ELEMENTS_MAX = 1 << 15
+_TOKENS_MAX = 32
+_SEQUENCES_MAX = 3
+_COLUMNS_MAX = 8
+# Elements of a row that are looked at to tell it from the others.
+_HASHED_MAX = 256
+
+
+def measure_power(prepared: Prepared, run: Run) -> Power:
+    """Return the power of a case's data.
+
+    Args:
+        prepared: The case.
+        run: Its canonical run, which says what is compared.
+    """
+    shares = _order_shares(prepared, run)
+    if shares is None:
+        return Power(kind="value", share=_value_share(prepared))
+    return Power(kind="order", share=sum(shares) / len(shares) if shares else 0.0)
+
+
+def _order_shares(prepared: Prepared, run: Run) -> list[float] | None:
+    """Return the share of changed elements by sum, None where value power applies."""
+    kernel, judged = prepared.kernel, prepared.case.judged
+    dtypes = {
+        name: values.dtype for name, values in run.outputs.items() if values.is_floating_point()
+    }
+    if judged == "parameter_gradients":
+        # Whatever the operator, its parameters' gradients are sums over tokens.
+        return parameter_gradient_shares(prepared, dtypes)
+    signature = kernel.signature
+    if kernel.op_class == "elementwise" or not signature.free_dims or not signature.token_arguments:
+        return None
+    if judged == "outputs":
+        return _forward_shares(prepared, dtypes)
+    shares, is_forward_seen = token_gradient_shares(prepared, dtypes)
+    return [*shares, *(_forward_shares(prepared, dtypes) if is_forward_seen else ())]
+
+
+def _forward_shares(prepared: Prepared, dtypes: Mapping[str, torch.dtype]) -> list[float]:
+    if prepared.kernel.reference is not None:
+        return _of_reference(prepared)
+    return forward_shares(prepared, tuple(dict.fromkeys(dtypes.values())))
+
+
+def _of_reference(prepared: Prepared) -> list[float]:
+    """Return the share of changed elements among a sample of the reference's outputs."""
+    kernel = prepared.kernel
+    reference = kernel.reference
+    assert reference is not None
+    materialiser = Materialiser(
+        case=prepared.case,
+        values=prepared.values,
+        layout=CANONICAL,
+        align=1,
+        poison="nan",
+    )
+    changed = total = 0.0
+    for frame in _sample_frames(prepared):
+        arguments = _fewer_columns(
+            kernel.signature, prepared, materialiser.arguments(kernel.signature, frame)
+        )
+        by_order = []
+        for reduce in ORDERS:
+            returned = reference(*arguments, reduce=reduce, **kernel.call)
+            by_order.append(returned if isinstance(returned, tuple) else (returned,))
+        for results in zip(*by_order, strict=True):
+            count = results[0].numel()
+            changed += count * changed_share(results)
+            total += count
+    return [changed / total] if total else []
+
+
+def _sample_frames(prepared: Prepared) -> list[Frame]:
+    """Return launches of a few compared tokens, or of sequences where they must stay whole."""
+    signature, pool = prepared.kernel.signature, prepared.pool
+    if not (signature.token_wise or signature.token_local):
+        frames = prepared.canonical_frames()
+        return [frames[index] for index in spread(len(frames), _SEQUENCES_MAX)]
+    work = math.prod(
+        min(size, _COLUMNS_MAX) if name in _column_dims(signature) else size
+        for name, size in prepared.case.dims.items()
+    )
+    count = max(1, min(_TOKENS_MAX, _ELEMENTS_MAX // max(1, work)))
+    tokens = pool.compared[spread(len(pool.compared), count)]
+    return [Frame(launch=_launch_of(signature, tokens, pool), pool=pool, device=prepared.device)]
+
+
+def _launch_of(signature: Signature, tokens: Tensor, pool: TokenPool) -> Launch:
+    # One segment or row: the tokens do not know of each other.
+    axis, slots = ("T", tokens) if signature.layout == "packed" else ("S", tokens[None])
+    return Launch(
+        maps={axis: slots, "B": tokens[-1:]},  # type: ignore[dict-item]  # the two axes above
+        lengths=(len(tokens),),
+        sequences=(int(pool.sequence_of[tokens[0]]),),
+    )
+
+
+def _column_dims(signature: Signature) -> set[str]:
+    """Return dimensions whose indices give columns of the output that do not know of each other.
+
+    Parameters bring them, outputs keep them, and no token has them: the outputs of a linear layer.
+    """
+    kept = {dim.name for item in signature.outputs for dim in item.free_dims}
+    brought = {dim.name for item in signature.parameters for dim in item.free_dims}
+    known = {
+        dim.name
+        for item in signature.arguments
+        if item.token_axis is not None
+        for dim in item.free_dims
+    }
+    known |= {item.parameter for item in signature.arguments}
+    computed = {
+        dim.name
+        for item in (*signature.arguments, *signature.outputs)
+        for dim in item.free_dims
+        if dim.operation
+    }
+    return {name for name in (kept & brought) - known - computed if name is not None}
+
+
+def _fewer_columns(
+    signature: Signature, prepared: Prepared, arguments: list[object]
+) -> list[object]:
+    """Return the arguments on the CPU, with a few of those columns only."""
+    columns = _column_dims(signature)
+    kept = []
+    for item, value in zip(signature.arguments, arguments, strict=True):
+        taken = value
+        if isinstance(taken, Tensor):
+            for place, dim in enumerate(item.dims):
+                if dim.name in columns and item.is_parameter:
+                    size = prepared.case.dims[dim.name]
+                    taken = taken.index_select(place, spread(size, _COLUMNS_MAX).to(taken.device))
+            taken = taken.cpu()
+        kept.append(taken)
+    return kept
+
+
+def _value_share(prepared: Prepared) -> float:
+    """Return the share of compared rows that differ from every other row, and from the fill."""
+    pool, tokens = prepared.pool, prepared.values.tokens
+    if not tokens:
+        return 0.0
+    floats = {item.name for item in prepared.kernel.signature.token_arguments}
+    fill = FILL_VALUES[prepared.layout.padding.fill]
+    keys = torch.zeros(len(pool.token), dtype=torch.int64)
+    is_fill = torch.ones(len(pool.token), dtype=torch.bool)
+    for name, values in tokens.items():
+        rows = _few_elements(values)
+        keys = keys * 31 + _hashed(rows)
+        filled = torch.full_like(rows, fill if name in floats or rows.is_floating_point() else 0)
+        is_fill &= (bit_pattern(rows) == bit_pattern(filled)).all(dim=1)
+    _, place, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+    alone = (counts[place] == 1) & ~is_fill
+    return float(alone[pool.compared].float().mean()) if len(pool.compared) else 0.0
+
+
+def _few_elements(values: Tensor) -> Tensor:
+    rows = values.reshape(len(values), -1)
+    chosen = spread(rows.shape[1], _HASHED_MAX)
+    return (rows if len(chosen) == rows.shape[1] else rows[:, chosen.to(rows.device)]).cpu()
+
+
+def _hashed(rows: Tensor) -> Tensor:
+    """Return a key for each row, int64; equal rows have equal keys, others nearly never."""
+    bits = bit_pattern(rows).to(torch.int64)
+    # Odd multipliers of a fixed sequence; wrapping is intended.
+    place = torch.arange(1, bits.shape[1] + 1, dtype=torch.int64)
+    return ((bits + place) * (place * 0x5851F42D4C957F2D | 1)).sum(dim=1)

@@ -1,0 +1,252 @@
+"""Runs: a case in one configuration, from its recipes to outputs in logical order.
+
+The canonical and the transformed run take the same values and differ only in their launches and in
+where tensors lie. What the runs amount to is judged by `biprop.relations`.
+"""
+
+from collections.abc import Callable
+
+import attrs
+import torch
+from torch import Tensor
+
+from biprop.bits import Poison
+from biprop.case import Case
+from biprop.errors import TargetError
+from biprop.execution.arguments import Materialiser
+from biprop.execution.backend import actual_backend, qualified_name
+from biprop.execution.backward import Accumulators, collect_accumulators, launch_backward
+from biprop.execution.frame import Frame
+from biprop.execution.launching import Session, launch_forward
+from biprop.execution.outputs import Collector, checked
+from biprop.execution.poison import Poisoner
+from biprop.execution.records import Run, TokenIndex
+from biprop.execution.switches import switched
+from biprop.execution.values import Values, values_of
+from biprop.judgment import LaunchFact
+from biprop.layout import CANONICAL, Layout
+from biprop.layout.launch import Launch
+from biprop.layout.launches import canonical_launches, joint_launch, launches
+from biprop.layout.pool import TokenPool, token_pool
+from biprop.operators import Kernel, Reducer
+from biprop.transforms import apply_all, transforms_of
+
+__all__ = [
+    "Prepared",
+    "Run",
+    "TokenIndex",
+    "prepare",
+    "reference_outputs",
+    "run_canonical",
+    "run_transformed",
+]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Prepared:
+    """A case ready to be run in any configuration.
+
+    Attributes:
+        kernel: The kernel.
+        case: The case.
+        layout: What its composition makes of the canonical layout.
+        device: Where it runs.
+        pool: Tokens of the case and of the layout's neighbours, watched ones first.
+        values: Of those tokens, and of the parameters.
+    """
+
+    kernel: Kernel
+    case: Case
+    layout: Layout
+    device: torch.device
+    pool: TokenPool
+    values: Values
+    _canonical: list[Frame] = attrs.field(factory=list, init=False)
+
+    def under(self, layout: Layout) -> "Prepared":
+        """Return the same case for another layout; the same neighbours share their values."""
+        if layout.neighbours == self.layout.neighbours:
+            return attrs.evolve(self, layout=layout)
+        pool = token_pool(self.case, layout)
+        values = values_of(self.kernel, self.case, pool, layout.neighbours, self.device)
+        return attrs.evolve(self, layout=layout, pool=pool, values=values)
+
+    def canonical_frames(self) -> list[Frame]:
+        """Return the launches of the canonical configuration, made once."""
+        if not self._canonical:
+            made = canonical_launches(self.kernel.signature, self.pool, self.case)
+            self._canonical.extend(self._frame(launch) for launch in made)
+        return self._canonical
+
+    def transformed_frames(self) -> list[Frame]:
+        """Return the launches of `layout`."""
+        made = launches(
+            self.kernel.signature,
+            self.pool,
+            self.case,
+            self.layout,
+            backward_signature=self.kernel.backward_signature,
+        )
+        return [self._frame(launch) for launch in made]
+
+    def joint_frames(self) -> list[Frame]:
+        """Return the watched sequences in one canonical launch where legal, else each alone."""
+        joint = joint_launch(self.kernel.signature, self.pool)
+        return [self._frame(joint)] if joint is not None else self.canonical_frames()
+
+    def _frame(self, launch: Launch) -> Frame:
+        return Frame(launch=launch, pool=self.pool, device=self.device)
+
+
+def prepare(kernel: Kernel, case: Case, *, device: torch.device | str) -> Prepared:
+    """Expand the values of a case, once for all configurations with the case's own neighbours.
+
+    Args:
+        kernel: The kernel.
+        case: A legal case.
+        device: Where it runs.
+
+    Raises:
+        CaseError: A transform cannot be read, or a tensor has no recipe.
+    """
+    place = torch.device(device)
+    layout = apply_all(transforms_of(case))
+    pool = token_pool(case, layout)
+    return Prepared(
+        kernel=kernel,
+        case=case,
+        layout=layout,
+        device=place,
+        pool=pool,
+        values=values_of(kernel, case, pool, layout.neighbours, place),
+    )
+
+
+def run_canonical(prepared: Prepared, *, poison: Poison = "nan") -> Run:
+    """Run a case's watched sequences alone, in fresh contiguous memory.
+
+    Errors of the target come through as they are.
+
+    Args:
+        prepared: The case.
+        poison: What outputs and workspaces hold before each launch.
+
+    Raises:
+        OutputError: The target returned something else than its signature says.
+    """
+    frames = prepared.canonical_frames()
+    return _run(prepared, frames, CANONICAL, role="canonical", poison=poison)
+
+
+def run_transformed(
+    prepared: Prepared, layout: Layout | None = None, *, poison: Poison = "nan"
+) -> Run:
+    """Run a case as a layout says.
+
+    Errors of the target come through as they are.
+
+    Args:
+        prepared: The case.
+        layout: Another than the case's own.
+        poison: What outputs and workspaces hold before each launch, unless the layout has them
+            dirty: then they hold the large poison.
+
+    Raises:
+        CaseError: The layout cannot be laid out for the signature.
+        OutputError: The target returned something else than its signature says.
+    """
+    ready = prepared if layout is None else prepared.under(layout)
+    held: Poison = "large" if ready.layout.storage.dirty else poison
+    return _run(ready, ready.transformed_frames(), ready.layout, role="transformed", poison=held)
+
+
+def reference_outputs(prepared: Prepared, reduce: Reducer) -> dict[str, Tensor]:
+    """Return what the kernel's reference makes of the watched tokens, summing through `reduce`.
+
+    Args:
+        prepared: The case; the direction does not matter, it is the forward's reference.
+        reduce: Sums over one dimension.
+
+    Returns:
+        By output name `[n, *free]`, as in `Run.outputs`.
+
+    Raises:
+        TargetError: The kernel has no reference.
+    """
+    kernel = prepared.kernel
+    if kernel.reference is None:
+        raise TargetError(f"Operator {kernel.name!r} has no reference.")
+    signature, case = kernel.signature, prepared.case
+    materialiser = _materialiser(prepared, CANONICAL, "nan")
+    collector = Collector(pool=prepared.pool)
+    for number, frame in enumerate(prepared.joint_frames()):
+        arguments = materialiser.arguments(signature, frame)
+        returned = kernel.reference(*arguments, reduce=reduce, **kernel.call)
+        outputs = checked(signature, returned, frame, case)
+        for output in signature.outputs:
+            if not output.ignored:
+                collector.add(signature, output, outputs[output.name], frame, launch=number)
+    return collector.finish(())
+
+
+def _run(
+    prepared: Prepared, frames: list[Frame], layout: Layout, *, role: str, poison: Poison
+) -> Run:
+    session = Session(
+        kernel=prepared.kernel,
+        case=prepared.case,
+        materialiser=_materialiser(prepared, layout, poison),
+        poisoner=Poisoner(poison),
+        collector=Collector(pool=prepared.pool),
+    )
+    with switched(prepared.case.execution):
+        _launch_all(session, frames)
+    outputs, expected = session.finish(_names(prepared))
+    return Run(
+        outputs=outputs,
+        expected=expected,
+        index=session.collector.index(),
+        rows=session.collector.rows(),
+        launches=len(frames),
+        facts=_facts(prepared, role),
+        poisons=(poison,) if session.poisoner.reached else (),
+        actual_backend=actual_backend(prepared.kernel),
+    )
+
+
+def _launch_all(session: Session, frames: list[Frame]) -> None:
+    if session.case.judged == "outputs":
+        for number, frame in enumerate(frames):
+            launch_forward(session, frame, launch=number)
+        return
+    accumulators: Accumulators = {}
+    for number, frame in enumerate(frames):
+        launch_backward(session, frame, accumulators, launch=number)
+    collect_accumulators(session, accumulators)
+
+
+def _materialiser(prepared: Prepared, layout: Layout, poison: Poison) -> Materialiser:
+    return Materialiser(
+        case=prepared.case,
+        values=prepared.values,
+        layout=layout,
+        align=prepared.kernel.align,
+        poison=poison,
+    )
+
+
+def _names(prepared: Prepared) -> list[str]:
+    """Return the names of what is judged, in the order of the signature."""
+    kernel = prepared.kernel
+    if prepared.case.judged == "outputs":
+        return [item.name for item in kernel.signature.judged_outputs]
+    if kernel.backward_signature is None:
+        return [f"d{item.name}" for item in kernel.signature.arguments]
+    return [item.name for item in kernel.backward_signature.judged_outputs]
+
+
+def _facts(prepared: Prepared, role: str) -> tuple[LaunchFact, ...]:
+    functions: list[Callable[..., object]] = [prepared.kernel.function]
+    if prepared.case.judged != "outputs" and prepared.kernel.backward is not None:
+        functions.append(prepared.kernel.backward)
+    return tuple(LaunchFact(role=role, kernel=qualified_name(function)) for function in functions)

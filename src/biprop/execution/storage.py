@@ -1,0 +1,64 @@
+"""Where tensors lie in memory: a fresh allocation for each, placed as T8 says.
+
+What is placed where is decided by `biprop.layout.physical.placement_of`; here memory is allocated.
+Around and between the rows of a tensor that was moved lie NaNs, around one that was not lie zeros,
+so that a kernel that reads past its tensor meets the same in every run of one configuration.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from biprop.layout.physical import BOUNDARY, Placement
+
+__all__ = ["allocate", "copied"]
+
+_PLAIN = Placement()
+
+
+def allocate(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    placement: Placement = _PLAIN,
+) -> Tensor:
+    """Return a tensor of fresh memory, whose base pointer lies `placement.offset` past a boundary.
+
+    Its elements are not initialised to anything in particular. It is no view of another tensor, and
+    where nothing is moved its storage is its own memory and no more, as a user's would be.
+    """
+    strides = placement.strides(shape)
+    if placement.is_plain:
+        whole = _storage(math.prod(shape), dtype, device)
+        return torch.empty(0, dtype=dtype, device=device).set_(
+            whole.untyped_storage(), 0, shape, strides
+        )
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    around = BOUNDARY // dtype.itemsize
+    whole = _storage(placement.offset + extent + placement.gap + around, dtype, device)
+    whole.fill_(float("nan") if dtype.is_floating_point else 0)
+    return torch.empty(0, dtype=dtype, device=device).set_(
+        whole.untyped_storage(), placement.offset, shape, strides
+    )
+
+
+def copied(values: Tensor, placement: Placement = _PLAIN) -> Tensor:
+    """Return a copy of `values` in memory of its own."""
+    return allocate(tuple(values.shape), values.dtype, values.device, placement).copy_(values)
+
+
+def _storage(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return `[count]` of fresh memory that starts at a boundary."""
+    if device.type != "cpu" or not count:
+        # The allocator of CUDA aligns to 512 bytes.
+        whole = torch.empty(count, dtype=dtype, device=device)
+        assert whole.data_ptr() % BOUNDARY == 0, "memory of a device starts at a boundary"
+        return whole
+    # torch aligns to 64 bytes on the CPU; an offset into its storage would be seen by the target,
+    # and by torch.compile, which guards on it.
+    size = count * dtype.itemsize
+    memory = np.zeros(size + 2 * BOUNDARY, dtype=np.uint8)
+    start = -memory.__array_interface__["data"][0] % BOUNDARY
+    return torch.frombuffer(memory[start : start + size], dtype=dtype)
