@@ -1,0 +1,22 @@
+"""Supervision: a kernel that crashes, hangs or prints does so in a process of its own.
+
+Nothing here imports torch: the worker's side is `biprop.supervision.serve`, and
+`biprop.supervision.in_process` judges without a worker, both to be imported by name.
+"""
+
+from biprop.supervision.child import WORKER_COMMAND, Child
+from biprop.supervision.journal import Journal, Leftover
+from biprop.supervision.ledger import Ledger
+from biprop.supervision.records import Description, Judge
+from biprop.supervision.supervised import SupervisedJudge
+
+__all__ = [
+    "WORKER_COMMAND",
+    "Child",
+    "Description",
+    "Journal",
+    "Judge",
+    "Ledger",
+    "Leftover",
+    "SupervisedJudge",
+]

@@ -1,0 +1,302 @@
+"""The supervisor's side of one worker: started when needed, asked, and replaced after it dies.
+
+Nothing of torch happens in this process. What is asked says `biprop.supervision.supervised`, what
+the worker does with it `biprop.supervision.serve`.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import biprop
+from biprop.case import Json
+from biprop.errors import CaseError, DeviceError
+from biprop.supervision.messages import LINE_BYTES_MAX, decode, encode, error_from_data
+from biprop.supervision.pipes import Lines, LinesEndError
+from biprop.supervision.vitals import Vitals, ask_for_place
+
+__all__ = ["EXIT_PIPES_LOST", "WORKER_COMMAND", "Child", "ChildDiedError"]
+
+# -P: the current folder must not shadow modules of torch or of the standard library.
+WORKER_COMMAND = (sys.executable, "-P", "-m", "biprop.worker")
+# Status of a worker whose pipes were closed under it.
+EXIT_PIPES_LOST = 71
+
+_SECONDS_TO_START = 180.0
+_SECONDS_TO_END = 2.0
+_SECONDS_FOR_PLACE = 0.2
+_RUNS = ("canonical", "transformed")
+# How often a worker is looked at while it may take its time.
+_SECONDS_A_LOOK = 1.0
+
+
+class ChildDiedError(Exception):
+    """A worker ended before it answered.
+
+    Attributes:
+        reason: `was killed by SIGSEGV`, `hung for 60 s`, ..., with stage and place if known.
+        stage: What it was doing; empty where it had not begun what it was asked.
+    """
+
+    def __init__(self, reason: str, *, stage: str = "") -> None:
+        """Keep both."""
+        super().__init__(reason)
+        self.reason = reason
+        self.stage = stage
+
+
+class Child:
+    """One worker at a time, which serves any number of kernels on one device.
+
+    Attributes:
+        device: Where it runs kernels.
+        starts: Workers started so far. What was opened in an earlier one is gone.
+    """
+
+    def __init__(
+        self, *, device: str, threads: int = 1, command: Sequence[str] = WORKER_COMMAND
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            device: `cpu`, `cuda:0`, ...
+            threads: Intra-op threads that the worker starts with; a case may set its own.
+            command: What starts a worker; its own arguments are appended.
+        """
+        self.device = device
+        self.starts = 0
+        self._threads = threads
+        self._command = tuple(command)
+        self._running: _Running | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a worker waits for messages, as far as is known."""
+        return self._running is not None
+
+    @property
+    def process(self) -> int | None:
+        """Process number of the worker, None without one."""
+        return None if self._running is None else self._running.process.pid
+
+    def start(self) -> None:
+        """Start a worker, unless one is running.
+
+        Raises:
+            DeviceError: It ended before it was ready; its own output says why.
+            BipropError: It says so itself, as when an installed operator cannot be loaded.
+        """
+        if self._running is not None:
+            return
+        self.starts += 1
+        self._running = _Running(self._command, device=self.device, threads=self._threads)
+        try:
+            ready = self._answer(_SECONDS_TO_START)
+        except ChildDiedError as error:
+            raise DeviceError(
+                f"The worker for device={self.device} {error.reason} before it was ready: "
+                f"run {' '.join(self._command)} --help to see why."
+            ) from None
+        if "error" in ready:
+            self.close()
+            raise error_from_data(ready["error"])
+
+    def ask(self, message: Mapping[str, Json] | bytes, *, seconds: float) -> dict[str, Json]:
+        """Return the worker's answer.
+
+        Args:
+            message: What is asked; bytes are an encoded line.
+            seconds: How long the worker may go without beginning a new stage before it counts as
+                hung.
+
+        Raises:
+            ChildDiedError: It died or hung; the next call starts another.
+            BipropError: It answered with this error.
+            CaseError: The message is too long.
+        """
+        line = message if isinstance(message, bytes) else encode(message)
+        if len(line) > LINE_BYTES_MAX:
+            raise CaseError(
+                f"The case has {len(line)} bytes as JSON: make it smaller than {LINE_BYTES_MAX}."
+            )
+        self.start()
+        assert self._running is not None
+        try:
+            if not self._running.lines.send(line, seconds=seconds):
+                raise self._death(f"hung for {seconds:g} s", ask=True)
+        except LinesEndError as error:
+            raise self._death() from error
+        except BaseException:
+            self._kill()
+            raise
+        answer = self._answer(seconds)
+        if "error" in answer:
+            raise error_from_data(answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """End the worker: gently if it listens, at once if not."""
+        if self._running is None:
+            return
+        running = self._running
+        with contextlib.suppress(LinesEndError):
+            if running.lines.send(encode({"do": "end"}), seconds=0.1):
+                _ended(running.process.pid, _SECONDS_TO_END)
+        self._kill()
+
+    def _answer(self, seconds: float) -> dict[str, Json]:
+        assert self._running is not None
+        running = self._running
+        begun, since = running.vitals.read()[0], time.monotonic()
+        try:
+            while True:
+                # Looked at more often than that, so that a hang is not noticed twice as late.
+                line = running.lines.receive(seconds=min(_SECONDS_A_LOOK, seconds / 8))
+                if line is not None:
+                    return decode(line)
+                now = running.vitals.read()[0]
+                if now != begun:
+                    begun, since = now, time.monotonic()
+                elif time.monotonic() - since >= seconds:
+                    raise self._death(f"hung for {seconds:g} s", ask=True)
+                elif _ended(running.process.pid, 0.0):
+                    # Its pipes are still open in a process that the target has started.
+                    raise self._death()
+        except LinesEndError as error:
+            raise self._death() from error
+        except ValueError as error:
+            raise self._death("wrote into the worker's pipes") from error
+        except BaseException:
+            # Interrupted: what the worker is still doing would be taken for the next answer.
+            self._kill()
+            raise
+
+    def _death(self, reason: str = "", *, ask: bool = False) -> ChildDiedError:
+        """Return why the worker is no more, after making sure that it is no more.
+
+        Args:
+            reason: What it did; empty where the end of its process says that.
+            ask: Whether it still runs, and can be asked where.
+        """
+        assert self._running is not None
+        running = self._running
+        if ask:
+            ask_for_place(running.process.pid)
+            time.sleep(_SECONDS_FOR_PLACE)
+        told = reason or running.end_of_process()
+        _, stage = running.vitals.read()
+        place = running.vitals.place()
+        self._kill()
+        if stage:
+            told += f" in the {stage} run" if stage in _RUNS else f" in stage {stage!r}"
+        return ChildDiedError(f"{told}, at {place}" if place else told, stage=stage)
+
+    def _kill(self) -> None:
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+
+
+class _Running:
+    """A started worker with everything that must be closed after it."""
+
+    def __init__(self, command: tuple[str, ...], *, device: str, threads: int) -> None:
+        request_read, request_write = os.pipe()
+        answer_read, answer_write = os.pipe()
+        # Never written to: its writing end closes with this process, which ends the worker.
+        lifeline_read, lifeline_write = os.pipe()
+        self.vitals = Vitals()
+        handed = (request_read, answer_write, lifeline_read, *self.vitals.descriptors)
+        # S603: the command is the caller's own, nothing of a fixture goes into it.
+        self.process = subprocess.Popen(  # noqa: S603
+            [
+                *command,
+                *("--device", device, "--threads", str(threads)),
+                *("--parent", str(_parent())),
+                *("--pipes", ",".join(map(str, handed))),
+            ],
+            stdin=subprocess.DEVNULL,
+            # What a target prints is for people; standard output belongs to the command's own
+            # result.
+            stdout=2,
+            pass_fds=handed,
+            env=_environment(),
+            # Its own session: Ctrl-C on the terminal is ours to handle, and what a target starts
+            # dies with it.
+            start_new_session=True,
+        )
+        for descriptor in (request_read, answer_write, lifeline_read):
+            os.close(descriptor)
+        self.lines = Lines(read_fd=answer_read, write_fd=request_write)
+        # Also when nobody calls close: the worker is idle then, or its answer is not wanted.
+        self.end = weakref.finalize(
+            self, _end, os.getpid(), self.process, self.lines, self.vitals, lifeline_write
+        )
+
+    def end_of_process(self) -> str:
+        """Wait shortly for the process to end, and say how it did."""
+        if not _ended(self.process.pid, _SECONDS_TO_END):
+            return "closed the worker's pipes"
+        # What the target has started goes before the number of its group is free again.
+        _kill_group(self.process.pid)
+        status = self.process.wait()
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        if status == EXIT_PIPES_LOST:
+            return "closed the worker's pipes"
+        return f"ended the process with exit status {status}"
+
+
+def _end(
+    owner: int,
+    process: "subprocess.Popen[bytes]",
+    lines: Lines,
+    vitals: Vitals,
+    lifeline_write: int,
+) -> None:
+    if owner != os.getpid():
+        # A copy of the supervisor made by fork: the worker is not its own.
+        return
+    if process.returncode is None:
+        _kill_group(process.pid)
+        process.wait()
+    lines.close()
+    vitals.close()
+    os.close(lifeline_write)
+
+
+def _parent() -> int:
+    # A worker told its parent's number dies with the thread that started it, so only the main one
+    # tells.
+    return os.getpid() if threading.current_thread() is threading.main_thread() else 0
+
+
+def _kill_group(process: int) -> None:
+    # The target may have started processes of its own.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+
+
+def _ended(process: int, seconds: float) -> bool:
+    """Wait for a process to end without reaping it, so that its number stays taken."""
+    deadline = time.monotonic() + seconds
+    while os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _environment() -> dict[str, str]:
+    # The worker must import this biprop, whether it is installed, on PYTHONPATH, or beside the
+    # caller.
+    root = str(Path(biprop.__file__).resolve().parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -1,0 +1,66 @@
+"""A judge whose kernel runs in this process: quick to start, but what it does happens here.
+
+For kernels that people have in hand in their own tests. A signal or a hang ends or stops the
+caller; use `SupervisedJudge` where that matters. The judging itself is
+`biprop.relations.invariance`.
+"""
+
+from biprop.case import Case, Dtype
+from biprop.data.recipe import Point
+from biprop.execution.nonzeros import nonzeros_of
+from biprop.generation.space import Direction
+from biprop.judgment import Outcome
+from biprop.operators import Kernel
+from biprop.relations import JUDGE_OPTIONS, JudgeOptions
+from biprop.relations.invariance import judge_invariance
+from biprop.supervision.ledger import Ledger
+from biprop.supervision.resolve import check_device, describe, reference_of, run_simplest
+
+__all__ = ["InProcessJudge"]
+
+
+class InProcessJudge:
+    """Judges cases of one kernel here (see `Judge`).
+
+    Attributes:
+        reference: How the kernel is found again.
+        description: What the kernel is.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        device: str = "cpu",
+        dtype: Dtype = "float32",
+        direction: Direction = "forward",
+    ) -> None:
+        """Run the kernel once on the simplest case of `dtype` and `direction`.
+
+        Raises:
+            BipropError: The device is absent, or the kernel cannot be run; the sentence says why.
+        """
+        check_device(device)
+        ran = run_simplest(kernel, device=device, dtype=dtype, direction=direction)
+        self._kernel = kernel
+        self._device = device
+        self._ledger = Ledger()
+        self.reference = reference_of(kernel)
+        self.description = describe(kernel, device=device, actual_backend=ran)
+
+    def judge(self, case: Case, options: JudgeOptions = JUDGE_OPTIONS) -> Outcome:
+        """Return the outcome of one case."""
+        key = case.digest
+        outcome = self._ledger.find(key, options)
+        if outcome is None:
+            outcome = judge_invariance(self._kernel, case, device=self._device, options=options)
+            self._ledger.keep(key, options, outcome)
+        return outcome
+
+    def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
+        """List the values of one tensor that are not zero; None if there are more than `limit`."""
+        kernel = self._kernel
+        return nonzeros_of(kernel.signature, kernel.backward_signature)(case, name, limit)
+
+    def close(self) -> None:
+        """Nothing to let go of; here so that both kinds of judge are used alike."""

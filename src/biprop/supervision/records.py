@@ -1,0 +1,72 @@
+"""What is asked of a judge, and what it says of its kernel.
+
+Records and a protocol, without torch: `biprop.supervision.in_process` judges here,
+`biprop.supervision.supervised` in a child process.
+"""
+
+from typing import Protocol
+
+import attrs
+
+from biprop.case import Case
+from biprop.data.recipe import Point
+from biprop.judgment import Outcome
+from biprop.operators import InvarianceDeclaration, KernelReference, OpClass
+from biprop.provenance import Provenance
+from biprop.relations import JUDGE_OPTIONS, JudgeOptions
+
+__all__ = ["Description", "Judge"]
+
+
+@attrs.frozen(kw_only=True)
+class Description:
+    """What a kernel is, as far as cases must be drawn for it and findings be recorded.
+
+    Attributes:
+        op_class: None for an unregistered target.
+        declaration: What it promises; None where nothing is declared.
+        exempt_reason: Why a registered operator promises nothing.
+        constants: Integers mined from its source, as sizes worth drawing.
+        provenance: Device, versions and digests of the process that runs it.
+    """
+
+    provenance: Provenance
+    op_class: OpClass | None = None
+    declaration: InvarianceDeclaration | None = None
+    exempt_reason: str | None = None
+    constants: tuple[int, ...] = ()
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether it comes from a registry."""
+        return self.op_class is not None
+
+
+class Judge(Protocol):
+    """Judges cases of one kernel on one device.
+
+    A verdict is sticky: the same case gives the same outcome object, unless `options.fresh` asks
+    for another judgement or `options` for more than was asked before.
+    """
+
+    @property
+    def reference(self) -> KernelReference:
+        """How the kernel is found again, its signature written out."""
+
+    @property
+    def description(self) -> Description:
+        """What the kernel is."""
+
+    def judge(self, case: Case, options: JudgeOptions = JUDGE_OPTIONS) -> Outcome:
+        """Return the outcome of one case.
+
+        Raises:
+            BipropError: The case is illegal for the kernel, or the kernel returns something else
+                than its signature says.
+        """
+
+    def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
+        """List the values of one tensor that are not zero; None if there are more than `limit`."""
+
+    def close(self) -> None:
+        """Let go of the kernel; twice does no harm."""

@@ -1,0 +1,206 @@
+"""A judge whose kernel runs in a child process, so that nothing it does can end this one.
+
+This process imports no torch. A child that dies or hangs while it judges a case is a verdict,
+CRASHES; the next case is given to another child. The judging itself is
+`biprop.relations.invariance`.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Literal, Self
+
+from biprop.case import Case, Dtype, Json, canonical_json, case_to_data
+from biprop.data.recipe import Point
+from biprop.errors import CaseError, TargetError
+from biprop.judgment import Cause, Outcome, Verdict, outcome_from_data
+from biprop.operators import KernelReference
+from biprop.relations import JUDGE_OPTIONS, JudgeOptions
+from biprop.relations.sharpening import FILLS_TRIED, has_nonfinite_fill, with_finite_fill
+from biprop.supervision.child import WORKER_COMMAND, Child, ChildDiedError
+from biprop.supervision.journal import Journal
+from biprop.supervision.ledger import Ledger
+from biprop.supervision.messages import CONVERTER, encode
+from biprop.supervision.records import Description
+
+__all__ = ["SupervisedJudge"]
+
+# The first case of a kernel compiles it.
+_FIRST_FACTOR = 3
+
+
+class SupervisedJudge:
+    """Judges cases of one kernel in a child process (see `Judge`).
+
+    Attributes:
+        reference: How the kernel is found again, its signature written out.
+        description: What the kernel is.
+    """
+
+    def __init__(
+        self,
+        *,
+        reference: KernelReference,
+        device: str = "cpu",
+        timeout: float = 60.0,
+        dtype: Dtype = "float32",
+        direction: Literal["forward", "backward"] = "forward",
+        command: Sequence[str] = WORKER_COMMAND,
+        child: Child | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        """Load the kernel, and run it once on the simplest case of `dtype` and `direction`.
+
+        Whether the reference may run at all is checked by whoever read it (`biprop.fixtures.load`).
+
+        Args:
+            reference: The kernel.
+            device: Where it runs: `cpu`, `cuda:0`, ...
+            timeout: Seconds that one run of the kernel may take; the first case gets three times as
+                much.
+            dtype: Of the simplest case.
+            direction: Of the simplest case.
+            command: What starts a worker.
+            child: A worker to share with other judges of the same device, which this judge will not
+                end; None: one of its own.
+            journal: Where the case being judged is named on disk; None: nowhere.
+
+        Raises:
+            BipropError: The kernel cannot be found, described or run; the sentence says why. A
+                kernel that kills its worker on the simplest case raises nothing: its cases are
+                judged CRASHES.
+        """
+        self._child = Child(device=device, command=command) if child is None else child
+        self._owns_child = child is None
+        self._timeout = timeout
+        self._journal = journal
+        self._ledger = Ledger()
+        self._asked: set[tuple[int, str]] = set()
+        self._opened_in = 0
+        self._kernel = 0
+        self._trial = {"dtype": dtype, "direction": direction}
+        self.reference = reference
+        try:
+            self.description = self._open(first=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def judge(self, case: Case, options: JudgeOptions = JUDGE_OPTIONS) -> Outcome:
+        """Return the outcome of one case, CRASHES if it killed the worker."""
+        text = canonical_json(case_to_data(case))
+        key = hashlib.sha256(text.encode()).hexdigest()
+        outcome = self._ledger.find(key, options)
+        if outcome is None:
+            outcome = self._judge(case, text, options)
+            if outcome.verdict is Verdict.CRASHES and not self._child.is_running:
+                outcome = self._crash(case, outcome.message, options)
+            self._ledger.keep(key, options, outcome)
+        return outcome
+
+    def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
+        """List the values of one tensor that are not zero; None where there are more than `limit`.
+
+        None too where the worker dies of it: nothing of the target runs, so that is a want of
+        memory.
+        """
+        if not self._child.is_running or self._opened_in != self._child.starts:
+            self._open()
+        message: dict[str, Json] = {
+            "do": "nonzeros",
+            "kernel": self._kernel,
+            "case": case_to_data(case),
+            "name": name,
+            "limit": limit,
+        }
+        try:
+            answer = self._child.ask(message, seconds=self._timeout)
+        except ChildDiedError:
+            return None
+        points = answer["points"]
+        return None if points is None else CONVERTER.structure(points, tuple[Point, ...])
+
+    def close(self) -> None:
+        """End the worker if it is this judge's own."""
+        if self._owns_child:
+            self._child.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, *, first: bool = False) -> Description:
+        message = {
+            "do": "open",
+            "reference": CONVERTER.unstructure(self.reference),
+            # A target may be named by a path relative to the folder that this process is in now.
+            "folder": str(Path.cwd()),
+            "trial": self._trial if first else None,
+        }
+        try:
+            answer = self._child.ask(message, seconds=self._timeout * _FIRST_FACTOR)
+        except ChildDiedError as error:
+            if first:
+                return self._open()
+            raise TargetError(
+                f"Target {self.reference.target} {error.reason} while it was loaded: "
+                "import it in a process of its own to see why."
+            ) from None
+        self._opened_in = self._child.starts
+        self._kernel = int(str(answer["kernel"]))
+        self.reference = CONVERTER.structure(answer["reference"], KernelReference)
+        return CONVERTER.structure(answer["description"], Description)
+
+    def _judge(
+        self, case: Case, text: str, options: JudgeOptions, *, is_second: bool = False
+    ) -> Outcome:
+        if not self._child.is_running or self._opened_in != self._child.starts:
+            self._open()
+        head = encode(
+            {"do": "judge", "kernel": self._kernel, "options": CONVERTER.unstructure(options)}
+        )
+        # The case's text is made already, for the ledger: it is not made twice.
+        line = head.rstrip()[:-1] + f',"case":{text}}}\n'.encode()
+        asked = (self._opened_in, f"{case.dtype} {case.judged}")
+        factor = 1 if asked in self._asked else _FIRST_FACTOR
+        self._asked.add(asked)
+        entry = (
+            nullcontext()
+            if self._journal is None
+            else self._journal.entry(
+                reference=self.reference, device=self._child.device, case_text=text
+            )
+        )
+        with entry:
+            try:
+                answer = self._child.ask(line, seconds=self._timeout * factor)
+            except ChildDiedError as error:
+                if not error.stage and not is_second:
+                    # It died before it began, of what an earlier case left behind.
+                    return self._judge(case, text, options, is_second=True)
+                return _crashed(case, f"The target {error.reason}.")
+        return outcome_from_data(answer["outcome"])
+
+    def _crash(self, case: Case, message: str, options: JudgeOptions) -> Outcome:
+        """Return CRASHES, its cause non-finite if only a non-finite fill kills the worker."""
+        if not has_nonfinite_fill(case):
+            return _crashed(case, message)
+        for fill in FILLS_TRIED:
+            milder = with_finite_fill(case, fill)
+            try:
+                outcome = self._judge(milder, canonical_json(case_to_data(milder)), options)
+            except CaseError:
+                # This fill is illegal for the kernel.
+                continue
+            if outcome.verdict is Verdict.CRASHES:
+                return _crashed(case, message)
+        return _crashed(case, message, finite=False)
+
+
+def _crashed(case: Case, message: str, *, finite: bool = True) -> Outcome:
+    # What the classes did to the call is known only to the worker that is gone.
+    cause = Cause(verdict=Verdict.CRASHES, direction=case.direction, finite=finite)
+    return Outcome(verdict=Verdict.CRASHES, cause=cause, message=message)
