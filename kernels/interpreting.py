@@ -1,0 +1,68 @@
+"""Launch Triton kernels, compiled on a GPU or interpreted on a CPU.
+
+Imported by the Triton modules only, since it imports Triton. It decides nothing about the numbers:
+grids and block sizes are the kernels' own.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from biprop.errors import UnsupportedError
+
+__all__ = ["block_width", "interpreted", "launch"]
+
+
+def interpreted(kernel: object) -> bool:
+    """Return whether a `@triton.jit` function runs in Triton's interpreter.
+
+    Triton decides when the function is defined, so the function is asked and not the environment.
+    """
+    return not isinstance(kernel, JITFunction)
+
+
+def block_width(size: int, *, least: int = 1, most: int) -> int:
+    """Return the power of two that covers a free dimension, from `least` to `most`.
+
+    Only for free dimensions: a block that followed the number of tokens would change their bits.
+    """
+    return max(least, min(most, 1 << (size - 1).bit_length()))
+
+
+def launch(
+    kernel: object,
+    grid: tuple[int, ...],
+    arguments: tuple[Tensor | int | float, ...],
+    *,
+    constants: Mapping[str, int | bool],
+    options: Mapping[str, int | bool],
+) -> None:
+    """Launch a kernel once, or not at all where its grid is empty.
+
+    Args:
+        kernel: A `@triton.jit` function, whose first argument is a tensor.
+        grid: Programs in each dimension. CUDA refuses an empty one, which is no error here.
+        arguments: In the order of the kernel.
+        constants: Its `tl.constexpr` arguments.
+        options: Of the compiler; the interpreter ignores them.
+
+    Raises:
+        UnsupportedError: The tensors lie on the CPU, and the kernel was compiled for a GPU.
+    """
+    lead = arguments[0]
+    assert isinstance(lead, Tensor), "the first argument says where the kernel runs"
+    if 0 in grid:
+        return
+    if interpreted(kernel):
+        # The interpreter computes with numpy, which warns of the NaN and Inf of dead rows.
+        with np.errstate(all="ignore"):
+            kernel[grid](*arguments, **constants)  # type: ignore[index]
+        return
+    if lead.device.type == "cpu":
+        raise UnsupportedError(
+            "A compiled Triton kernel cannot run on device=cpu: set TRITON_INTERPRET=1 before the "
+            "first launch to use Triton's interpreter, use a GPU, or choose the torch backend."
+        )
+    kernel[grid](*arguments, **constants, **options)  # type: ignore[index]

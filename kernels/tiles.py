@@ -1,0 +1,178 @@
+"""Tiles of fixed shape: how the torch backends keep a token's bits whatever the batch.
+
+A library chooses its algorithm by the shape, the strides and the address of its arguments. Here
+these never change: rows are copied into fresh, contiguous, zero-filled tiles of `ROW_COUNT` rows,
+products are taken between panels of one shape only, and long sums are halvings made of elementwise
+additions, which IEEE arithmetic fixes. The Triton backends have tiles of their own and use nothing
+of this module.
+
+Shapes: N tokens, D free dimension, R rows of a tile, P width of a panel.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import attrs
+import torch
+from torch import Tensor
+
+__all__ = [
+    "BLOCK_COUNT",
+    "PANEL_WIDTH",
+    "ROW_COUNT",
+    "TokenBlock",
+    "block_of_rows",
+    "halving_sum",
+    "panel_count",
+    "row_panels",
+    "tile_of_rows",
+    "tile_starts",
+    "token_blocks",
+    "weight_panels",
+]
+
+ROW_COUNT = 16
+# Products of 16 x 64 by 64 x 64 stay on one thread. With all of K in one call, above K = 700 and
+# on as many threads as rows, the place of a row decided its bits (README.md, measured facts).
+PANEL_WIDTH = 64
+# Tokens of a sequence whose contributions to a parameter's gradient are added before they join it.
+BLOCK_COUNT = 16
+
+
+@attrs.frozen(kw_only=True)
+class TokenBlock:
+    """Consecutive tokens of one sequence that lie in one block of positions.
+
+    Attributes:
+        start: First token, counted over all live tokens in logical order.
+        stop: Past the last one.
+        place: Where the first one lies in its block.
+    """
+
+    start: int
+    stop: int
+    place: int
+
+
+def tile_starts(token_count: int) -> range:
+    """Return the first row of each tile of `token_count` rows."""
+    return range(0, token_count, ROW_COUNT)
+
+
+def tile_of_rows(values_ND: Tensor, start: int, *, width: int, fill: float = 0.0) -> Tensor:
+    """Copy the rows from `start` on into a fresh float32 tile `[ROW_COUNT, width]`.
+
+    Args:
+        values_ND: Any float dtype, any strides.
+        start: First row; what lies past the last row is `fill`.
+        width: At least D; what lies past D is `fill`.
+        fill: What the rest of the tile holds.
+    """
+    tile_RD = torch.full((ROW_COUNT, width), fill, dtype=torch.float32, device=values_ND.device)
+    rows = values_ND[start : start + ROW_COUNT]
+    tile_RD[: rows.shape[0], : rows.shape[1]] = rows
+    return tile_RD
+
+
+def block_of_rows(values_ND: Tensor, slots: Tensor, block: TokenBlock, *, width: int) -> Tensor:
+    """Copy the tokens of a block into a fresh float32 tile `[BLOCK_COUNT, width]`, zeros elsewhere.
+
+    A dead row is never read, so that no factor has to silence it: a NaN times zero is NaN.
+
+    Args:
+        values_ND: Any float dtype, any strides, N slots.
+        slots: int64, the slot of each live token in logical order.
+        block: Which of them.
+        width: At least D.
+    """
+    tile = torch.zeros((BLOCK_COUNT, width), dtype=torch.float32, device=values_ND.device)
+    rows = values_ND.index_select(0, slots[block.start : block.stop])
+    tile[block.place : block.place + rows.shape[0], : rows.shape[1]] = rows
+    return tile
+
+
+def halving_sum(values: Tensor, dim: int) -> Tensor:
+    """Sum over `dim` by adding halves, in an order that depends on its size alone.
+
+    Each step is one elementwise addition, so neither the other dimensions, nor the number of
+    threads, nor the device can change a bit. `torch.sum` gives no such promise.
+
+    Args:
+        values: Any shape; `dim` of size 1 or more.
+        dim: Vanishes.
+    """
+    rest = values
+    size = rest.shape[dim]
+    while size > 1:
+        half = (size + 1) // 2
+        low, high = rest.narrow(dim, 0, half), rest.narrow(dim, half, size - half)
+        if size % 2:
+            # The middle element has no partner: it is carried, not added to a zero.
+            paired = low.narrow(dim, 0, size - half) + high
+            rest = torch.cat((paired, low.narrow(dim, half - 1, 1)), dim)
+        else:
+            rest = low + high
+        size = half
+    return rest.squeeze(dim)
+
+
+def row_panels(tile_RD: Tensor) -> Tensor:
+    """Cut a tile `[R, panels * PANEL_WIDTH]` into contiguous panels `[panels, R, PANEL_WIDTH]`."""
+    row_count, width = tile_RD.shape
+    return tile_RD.view(row_count, width // PANEL_WIDTH, PANEL_WIDTH).transpose(0, 1).contiguous()
+
+
+def weight_panels(weight_ND: Tensor) -> Tensor:
+    """Copy a matrix into contiguous float32 panels `[N panels, D panels, P, P]`, zeros past it."""
+    row_count, width = weight_ND.shape
+    down, across = panel_count(row_count), panel_count(width)
+    whole = torch.zeros(
+        (down * PANEL_WIDTH, across * PANEL_WIDTH), dtype=torch.float32, device=weight_ND.device
+    )
+    whole[:row_count, :width] = weight_ND
+    cut = whole.view(down, PANEL_WIDTH, across, PANEL_WIDTH)
+    return cut.transpose(1, 2).contiguous()
+
+
+def token_blocks(
+    offsets: Tensor, order: Tensor, position: Tensor
+) -> tuple[Tensor, list[TokenBlock]]:
+    """Find the slots of the live tokens, and the blocks that a parameter's gradient is summed in.
+
+    Only the position of a sequence's first token is read: the others count up from it, by contract.
+
+    Args:
+        offsets: int32 `[B+1]`, cumulative live lengths in logical order.
+        order: int32, any shape: the slots of the live tokens in logical order, then dead ones,
+            which are not looked at.
+        position: int64, in the shape of `order`, by slot.
+
+    Returns:
+        The slots, int64 `[offsets[-1]]`, and the blocks in the order in which they join the
+        gradient.
+    """
+    bounds: list[int] = offsets.tolist()
+    slots = order.reshape(-1)[: bounds[-1]].long()
+    heads = [start for start, stop in pairwise(bounds) if start < stop]
+    head_slots = slots.index_select(0, torch.tensor(heads, dtype=torch.int64, device=slots.device))
+    firsts: list[int] = position.reshape(-1).index_select(0, head_slots).tolist()
+    tails = [stop for start, stop in pairwise(bounds) if start < stop]
+    return slots, list(_position_blocks(heads, tails, firsts))
+
+
+def panel_count(size: int) -> int:
+    """Return how many panels cover `size`."""
+    return -(-size // PANEL_WIDTH)
+
+
+def _position_blocks(
+    heads: list[int], tails: list[int], first_positions: list[int]
+) -> Iterator[TokenBlock]:
+    # Cut by position and not by count, a block is the same whatever part of the batch is launched.
+    for head, tail, first in zip(heads, tails, first_positions, strict=True):
+        token = head
+        while token < tail:
+            place = (first + token - head) % BLOCK_COUNT
+            stop = min(tail, token + BLOCK_COUNT - place)
+            yield TokenBlock(start=token, stop=stop, place=place)
+            token = stop

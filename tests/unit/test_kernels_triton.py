@@ -1,0 +1,109 @@
+"""The Triton backend apart from its numbers: it compiles without a GPU, and says what it lacks."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from biprop.errors import UnsupportedError
+from biprop.kernels import OPERATORS, deferred
+
+COMPILE_SCRIPT = """
+import re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from biprop.kernels import det_gemm_triton, logp_triton, rms_norm_triton
+
+CONSTANTS = {"R": 16, "W": 16, "M": 32, "C": 16, "D": 16, "BLOCK_N": 16, "BLOCK_K": 16}
+CONSTANTS["WIDEN"] = False
+POINTERS = {"x", "dx", "y", "dy", "weight", "left", "right", "out", "logits", "dlogits"}
+FLOATS = {"rstd", "dweight", "logp", "lse", "dlogp"}
+OTHERS = {"offsets": "*i32", "order": "*i32", "position": "*i64", "target": "*i64", "eps": "fp32"}
+for module in (det_gemm_triton, logp_triton, rms_norm_triton):
+    kernels = [value for value in vars(module).values() if isinstance(value, triton.JITFunction)]
+    for kernel in kernels:
+        if kernel.__name__ == "narrow":
+            continue
+        for kind in ("*fp32", "*bf16"):
+            signature = {
+                name: "constexpr" if name in CONSTANTS
+                else kind if name in POINTERS
+                else "*fp32" if name in FLOATS
+                else OTHERS.get(name, "i32")
+                for name in kernel.arg_names
+            }
+            constants = {name: CONSTANTS[name] for name in kernel.arg_names if name in CONSTANTS}
+            compiled = triton.compile(
+                ASTSource(kernel, signature, constants),
+                target=GPUTarget("cuda", 90, 32),
+                options=module.OPTIONS,
+            )
+            code = compiled.asm["ptx"]
+            # The atomics of PTX.
+            print(kernel.__name__, kind, bool(re.search(r"\\b(atom|red)[.]", code)))
+"""
+
+
+class TestTriton:
+    """The Triton backend apart from its numbers."""
+
+    def test_every_kernel_compiles_for_a_gpu_and_uses_no_atomics(
+        self, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """No GPU is needed to compile all kernels for one, in float32 and bfloat16."""
+
+        environment = os.environ | {
+            "TRITON_INTERPRET": "0",
+            "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
+        }
+        run = subprocess.run(
+            [sys.executable, "-c", COMPILE_SCRIPT],
+            capture_output=True, text=True, check=False, env=environment,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        names = {
+            name
+            for operator in OPERATORS
+            for form in operator.forms
+            for entry in form.implementations
+            for name in entry.kernels
+        }
+        expected = {f"{name} {kind} False" for name in names for kind in ("*fp32", "*bf16")}
+        assert set(run.stdout.splitlines()) == expected
+
+    def test_a_cpu_without_the_interpreter_is_unsupported(self) -> None:
+        """The sentence names the variable that helps."""
+
+        script = (
+            "import torch\n"
+            "from biprop.errors import UnsupportedError\n"
+            "from biprop.kernels import OPERATORS\n"
+            "kernel = OPERATORS[0].forms[0].implementations[1]\n"
+            "try: kernel.forward(torch.ones(2, 3), torch.ones(3))\n"
+            "except UnsupportedError as error: print(error)"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True, text=True, check=True, env=os.environ | {"TRITON_INTERPRET": "0"},
+        )  # fmt: skip
+        assert "set TRITON_INTERPRET=1" in run.stdout
+
+    def test_a_missing_triton_is_unsupported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The sentence says what to install, and nothing is imported."""
+
+        monkeypatch.setattr(deferred, "find_spec", lambda _: None)
+        with pytest.raises(UnsupportedError, match="install triton, or choose the torch backend"):
+            deferred.deferred("biprop.kernels.absent", "forward")()
+
+    def test_importing_the_kernels_does_not_import_triton(self) -> None:
+        """TRITON_INTERPRET may still be set after biprop.kernels was imported."""
+
+        script = (
+            "import sys, biprop.kernels; print('biprop.kernels.rms_norm_triton' in sys.modules)"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
+        assert run.stdout.strip() == "False"
