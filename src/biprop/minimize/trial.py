@@ -1,0 +1,127 @@
+"""Trials: judge a candidate, and keep it if the cause stays and the declared cost falls.
+
+The state of one minimisation: the best case so far, what was judged already, and the budget. Which
+candidates are worth a trial decide the other modules of this folder.
+"""
+
+from collections.abc import Callable
+
+import attrs
+
+from biprop.case import Case, canonical_json, case_to_data, value_at, with_value
+from biprop.data.recipe import Point
+from biprop.errors import BipropError
+from biprop.judgment import Outcome
+from biprop.minimize.cost import Cost, cost
+from biprop.signature import Signature
+
+__all__ = ["Judge", "Legal", "NonZeros", "Trial"]
+
+Judge = Callable[[Case], Outcome]
+# Returns one sentence that says why a case is illegal, or nothing.
+Legal = Callable[[Case], str]
+# Returns the values of a tensor that are not zero, None where there are more than the limit.
+NonZeros = Callable[[Case, str, int], tuple[Point, ...] | None]
+
+
+@attrs.define(kw_only=True, eq=False)
+class Trial:
+    """One minimisation under way.
+
+    Attributes:
+        case: The best case so far; it fails with the cause `key`.
+        outcome: Of judging it.
+        key: The cause that every accepted case keeps.
+        signature: What the cost is counted by.
+        backward_signature: None where autograd differentiates or outputs are judged.
+        judge: Gives the outcome of a case.
+        legal: Says why a case is illegal.
+        clock: Seconds, from anywhere.
+        runs_max: Cases that may be judged.
+        seconds_max: Seconds that may pass.
+        runs: Cases judged.
+    """
+
+    case: Case
+    outcome: Outcome
+    key: str
+    signature: Signature
+    judge: Judge
+    legal: Legal
+    clock: Callable[[], float]
+    runs_max: int
+    seconds_max: float
+    backward_signature: Signature | None = None
+    runs: int = 0
+    _cost: Cost = attrs.field(init=False)
+    _start: float = attrs.field(init=False)
+    _seen: dict[str, Outcome | None] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Start the clock."""
+        self._start = self.clock()
+        self._cost = cost(self.signature, self.case)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return self.clock() - self._start
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the budget is spent."""
+        return self.runs >= self.runs_max or self.seconds >= self.seconds_max
+
+    def outcome_of(self, candidate: Case) -> Outcome | None:
+        """Return what judging `candidate` gives; None if it is illegal or the budget is spent."""
+        name = canonical_json(case_to_data(candidate))
+        if name in self._seen:
+            return self._seen[name]
+        outcome = None
+        if not self._reason_against(candidate):
+            if self.is_spent:
+                return None
+            self.runs += 1
+            outcome = self.judge(candidate)
+        self._seen[name] = outcome
+        return outcome
+
+    def keeps_cause(self, candidate: Case) -> bool:
+        """Whether `candidate` is legal and fails with the same cause."""
+        outcome = self.outcome_of(candidate)
+        return outcome is not None and outcome.cause is not None and outcome.cause.key == self.key
+
+    def cost_of(self, candidate: Case) -> Cost:
+        """Return the declared cost of `candidate`."""
+        return cost(self.signature, candidate)
+
+    def accept(self, candidate: Case) -> bool:
+        """Take `candidate` as the best case if its cost is lower and the cause stays."""
+        try:
+            lower = self.cost_of(candidate)
+        except BipropError:
+            return False
+        if lower >= self._cost or not self.keeps_cause(candidate):
+            return False
+        outcome = self.outcome_of(candidate)
+        assert outcome is not None
+        self.case, self.outcome, self._cost = candidate, outcome, lower
+        return True
+
+    def get(self, path: tuple[int | str, ...]) -> object:
+        """Return what the best case holds at a place."""
+        return value_at(self.case, path)
+
+    def put(self, path: tuple[int | str, ...], value: object) -> bool:
+        """Accept the best case with another value at one place; None takes the place out."""
+        try:
+            candidate = with_value(self.case, path, value)
+        except BipropError:
+            return False
+        return self.accept(candidate)
+
+    def _reason_against(self, candidate: Case) -> str:
+        try:
+            return self.legal(candidate)
+        except BipropError as error:
+            return str(error)

@@ -1,0 +1,183 @@
+"""Cases, recipes, claims and values in words, as every report uses them.
+
+Plain ASCII, no control codes: texts may be a stranger's. How lines are put together stands in
+`biprop.reports.text` and `biprop.reports.issue`.
+"""
+
+import math
+import shlex
+from collections.abc import Sequence
+
+from biprop.case import Case
+from biprop.data.recipe import Point, Recipe
+from biprop.fixtures.records import Fixture
+from biprop.judgment import BitDifference, Claim, ClaimValue
+
+__all__ = [
+    "case_in_words",
+    "claims_in_words",
+    "data_in_words",
+    "place_in_words",
+    "plain",
+    "replay_command",
+    "transforms_in_words",
+    "ulps_between",
+    "value_in_words",
+]
+
+_POINTS_SHOWN = 6
+_OTHERS_SHOWN = 3
+_WIDTHS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
+_EXPONENTS = {"float64": 11, "float32": 8, "bfloat16": 8, "float16": 5}
+
+
+def plain(text: str) -> str:
+    """Return `text` in printable ASCII on one line."""
+    shown = " ".join(text.split())
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in shown)
+
+
+def value_in_words(value: float) -> str:
+    """Return a number as people write it: `4096`, `-2^-12`, `0.1`."""
+    if not math.isfinite(value) or value == 0:
+        return repr(value)
+    if value == int(value) and abs(value) < 1 << 20:
+        return str(int(value))
+    mantissa, exponent = math.frexp(abs(value))
+    if mantissa == 0.5:
+        return f"{'-' if value < 0 else ''}2^{exponent - 1}"
+    return repr(value)
+
+
+def case_in_words(case: Case) -> str:
+    """Return sequences, sizes and switches of a case."""
+    lengths = [sequence.length for sequence in case.sequences]
+    shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
+    if len(lengths) == 1:
+        words = [f"1 sequence of {lengths[0]} token{'s' * (lengths[0] > 1)}"]
+    else:
+        words = [f"{len(lengths)} sequences of {shown} tokens"]
+    prompts = [sequence.prompt_length for sequence in case.sequences]
+    starts = [sequence.position_start for sequence in case.sequences]
+    if any(prompts):
+        words.append(f"prompts of {', '.join(map(str, prompts[:8]))}")
+    if any(starts):
+        words.append(f"positions from {', '.join(map(str, starts[:8]))}")
+    words += [f"{name}={size}" for name, size in case.dims.items()]
+    words += [f"{name}={value!r}" for name, value in case.scalars.items()]
+    if case.shared_prefix:
+        words.append(f"shared prefix of {case.shared_prefix}")
+    words.append(case.dtype)
+    if case.judged != "outputs":
+        words.append(case.judged.replace("_", " "))
+    if case.execution.threads != 1:
+        words.append(f"{case.execution.threads} threads")
+    return plain(", ".join(words))
+
+
+def transforms_in_words(case: Case) -> str:
+    """Return the composition as it would be written in Python, or `none`."""
+    written = []
+    for data in case.transforms:
+        values = {name: value for name, value in data.values.items() if value not in (False, 0, "")}
+        fields = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        written.append(f"{data.name}({fields})")
+    return plain(" + ".join(written)) or "none: the same call differs from run to run"
+
+
+def data_in_words(case: Case) -> str:
+    """Return what the tensors hold."""
+    recipes = (*case.data.items(), *case.policy_state.items())
+    words = "; ".join(f"{name} {_recipe_in_words(recipe)}" for name, recipe in recipes)
+    drawn = any(recipe.kind not in {"zeros", "ones", "explicit"} for _, recipe in recipes)
+    return plain(f"{words}; seed {case.seed}" if drawn else words) or "no float data"
+
+
+def place_in_words(case: Case, path: tuple[int | str, ...]) -> str:
+    """Return the name of a place of a case: `H`, `length of sequence 0`, `AddNeighbours.count`."""
+    match path:
+        case ("dims", str(name)):
+            return plain(name)
+        case ("sequences", int(index)):
+            return f"sequence {index}"
+        case ("sequences", int(index), str(field)):
+            return plain(f"{field.replace('_', ' ')} of sequence {index}")
+        case ("transforms", int(index), *rest) if 0 <= index < len(case.transforms):
+            name = case.transforms[index].name
+            return plain(f"{name}.{rest[-1]}" if rest else name)
+        case (("data" | "policy_state"), str(name), "points", int(index)):
+            recipe = {**case.data, **case.policy_state}.get(name)
+            points = () if recipe is None else recipe.points
+            if not 0 <= index < len(points):
+                return plain(f"value {index} of {name}")
+            return plain(f"{name}[{_at_in_words(points[index])}]")
+        case _:
+            return plain(".".join(map(str, path)))
+
+
+def claims_in_words(case: Case, claims: Sequence[Claim]) -> str:
+    """Return what a proof needs: `K=272 (256 and 271 pass); without AddNeighbours it passes`."""
+    numbers = [_number_in_words(case, claim) for claim in claims if claim.others != (None,)]
+    parts = [place_in_words(case, claim.path) for claim in claims if claim.others == (None,)]
+    if parts:
+        each = "each of " if len(parts) > 1 else ""
+        numbers.append(f"without {each}{', '.join(parts)} it passes")
+    return "; ".join(numbers)
+
+
+def _number_in_words(case: Case, claim: Claim) -> str:
+    place = place_in_words(case, claim.path)
+    others = [_claim_value(other) for other in claim.others[-_OTHERS_SHOWN:]]
+    verb = "passes" if len(others) == 1 else "pass"
+    return plain(f"{place}={_claim_value(claim.value)} ({' and '.join(others)} {verb})")
+
+
+def replay_command(fixture: Fixture, source: str) -> str:
+    """Return the command that replays a fixture from `source`: a path, an id, or `-`."""
+    words = ["biprop", "replay", source]
+    if not fixture.reference.is_registered:
+        words += ["--allow-target", fixture.target]
+    return plain(shlex.join(words))
+
+
+def ulps_between(first: BitDifference, dtype: str) -> int | None:
+    """Return how many floats lie between two values; None if one is NaN or the dtype no float."""
+    if dtype not in _WIDTHS:
+        return None
+    width = _WIDTHS[dtype]
+    infinity = ((1 << _EXPONENTS[dtype]) - 1) << (width - 1 - _EXPONENTS[dtype])
+    places = []
+    for text in (first.canonical_bits, first.transformed_bits):
+        pattern = int(text, 16)
+        magnitude = pattern & ((1 << (width - 1)) - 1)
+        if magnitude > infinity:
+            return None
+        places.append(-magnitude if pattern >> (width - 1) else magnitude)
+    return abs(places[0] - places[1])
+
+
+def _claim_value(value: ClaimValue) -> str:
+    return "absent" if value is None else str(value)
+
+
+def _recipe_in_words(recipe: Recipe) -> str:
+    if recipe.kind == "explicit":
+        shown = ", ".join(_point_in_words(point) for point in recipe.points[:_POINTS_SHOWN])
+        more = len(recipe.points) - _POINTS_SHOWN
+        return f"{shown}, and {more} more" if more > 0 else f"{shown}, else 0"
+    words = recipe.kind.replace("_", " ")
+    if recipe.rows:
+        words += " of " + ", ".join(row.kind for row in recipe.rows)
+    roles = [f"{pairing.role} over {axis}" for axis, pairing in recipe.pairing.items()]
+    extras = [*roles, *([f"times 2^{recipe.exponent}"] if recipe.exponent else [])]
+    return f"{words} ({', '.join(extras)})" if extras else words
+
+
+def _point_in_words(point: Point) -> str:
+    return f"[{_at_in_words(point)}]={value_in_words(float.fromhex(point.value))}"
+
+
+def _at_in_words(point: Point) -> str:
+    names = {"@": "token", "#": "sequence"}
+    at = ",".join(f"{names.get(axis, axis)}={index}" for axis, index in point.at.items())
+    return at or "all"
