@@ -22,16 +22,27 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
+    from biprop.fixtures.records import Expect, Fixture
+    from biprop.fixtures.replay import Replayed, replay
     from biprop.judgment import Cause, Outcome, Verdict
+    from biprop.loading import operator
     from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Registry
+    from biprop.reports.records import CellReport, ClassCount, Finding
     from biprop.sequence import LogicalSequence
+    from biprop.strategies.api import check_invariance
+    from biprop.strategies.structured import cases, layouts, sequences
 
 __all__ = [
     "BipropError",
     "Case",
     "CaseError",
     "Cause",
+    "CellReport",
+    "ClassCount",
     "DeviceError",
+    "Expect",
+    "Finding",
+    "Fixture",
     "FixtureError",
     "Form",
     "Implementation",
@@ -44,12 +55,19 @@ __all__ = [
     "Point",
     "Recipe",
     "Registry",
+    "Replayed",
     "RestrictionError",
     "SignatureError",
     "TargetError",
     "UnsupportedError",
     "UsageError",
     "Verdict",
+    "cases",
+    "check_invariance",
+    "layouts",
+    "operator",
+    "replay",
+    "sequences",
 ]
 
 # tests/unit/test_import.py keeps this map, the imports above and `__all__` the same.
@@ -71,6 +89,12 @@ _NAMES_BY_MODULE = {
     "biprop.judgment": ("Cause", "Outcome", "Verdict"),
     "biprop.operators": ("Form", "Implementation", "InvarianceDeclaration", "Operator", "Registry"),
     "biprop.sequence": ("LogicalSequence",),
+    "biprop.fixtures.records": ("Expect", "Fixture"),
+    "biprop.fixtures.replay": ("Replayed", "replay"),
+    "biprop.loading": ("operator",),
+    "biprop.reports.records": ("CellReport", "ClassCount", "Finding"),
+    "biprop.strategies.api": ("check_invariance",),
+    "biprop.strategies.structured": ("cases", "layouts", "sequences"),
 }
 _MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
