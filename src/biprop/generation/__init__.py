@@ -1,0 +1,31 @@
+"""Draw legal cases: one generator behind the `Draw` protocol, and the one rule of what is legal.
+
+Torch-free. Cases are drawn here and run elsewhere (`biprop.execution`); Hypothesis stands behind
+`Draw` in `biprop.strategies` only.
+"""
+
+from biprop.generation.classes import CLASSES, applicability, judged_kinds, wanted_classes
+from biprop.generation.draw import Draw, RandomDraw
+from biprop.generation.generator import draw_case, illegal_in, simplest_case
+from biprop.generation.legal import illegal, legal_for, recipes_needed
+from biprop.generation.space import LIMITS, Exclusion, Lane, Limits, Space
+
+__all__ = [
+    "CLASSES",
+    "LIMITS",
+    "Draw",
+    "Exclusion",
+    "Lane",
+    "Limits",
+    "RandomDraw",
+    "Space",
+    "applicability",
+    "draw_case",
+    "illegal",
+    "illegal_in",
+    "judged_kinds",
+    "legal_for",
+    "recipes_needed",
+    "simplest_case",
+    "wanted_classes",
+]

@@ -1,0 +1,241 @@
+"""Draw one case: classes, population, dimensions, composition, data.
+
+Every case is legal by construction. The order of the questions puts structure before numbers and
+the simplest answer first, so that a case drawn choice by choice shrinks well (`biprop.strategies`).
+"""
+
+import math
+from collections.abc import Mapping
+
+from biprop.case import Case, Execution, Judged
+from biprop.errors import UnsupportedError
+from biprop.generation.classes import judged_kinds
+from biprop.generation.composition import draw_classes, draw_transforms
+from biprop.generation.data_mixture import draw_data, simplest_data
+from biprop.generation.draw import Draw
+from biprop.generation.legal import illegal
+from biprop.generation.population import Population, draw_population
+from biprop.generation.sizes import draw_size, settled_sizes, smallest_sizes
+from biprop.generation.space import Limits, Space
+from biprop.sequence import LogicalSequence
+from biprop.signature import Restrictions
+from biprop.transforms import transform_to_data
+
+__all__ = [
+    "draw_case",
+    "draw_sizes",
+    "illegal_in",
+    "judged_in",
+    "room_for_tokens",
+    "simplest_case",
+]
+
+# Drawn values of `scalar` arguments: usual first, then those that only scalars may have.
+_SCALARS = (1.0, 1e-6, 1e-5, 0.5, 2.0, 0.0, -0.25)
+# Narrow dtypes show a changed order only in sums of many terms.
+_TERMS_MIN = 64
+
+
+def draw_case(draw: Draw, space: Space, *, allow_empty: bool = False) -> Case:
+    """Draw one legal case.
+
+    Args:
+        draw: Source of choices; the same choices give the same case.
+        space: What may be drawn.
+        allow_empty: Allow a case without transforms, which shows nothing.
+
+    Raises:
+        RestrictionError: No sizes meet the restrictions.
+        UnsupportedError: The signature has nothing to judge in this direction.
+    """
+    # Gradients of parameters ask fewer questions, which a shrinker takes for simpler: so they are
+    # the first option.
+    judged = draw.choice(judged_in(space)[::-1])
+    present = draw_classes(draw, space, judged=judged, allow_empty=allow_empty)
+    population = draw_population(
+        draw, space, judged=judged, present=present, tokens_max=room_for_tokens(space)
+    )
+    transforms = draw_transforms(draw, space, population, judged=judged, present=present)
+    sizes = draw_sizes(draw, space, population)
+    data = draw_data(
+        draw,
+        space.signature,
+        sizes,
+        judged=judged,
+        backward_signature=space.backward_signature,
+        op_class=space.op_class,
+    )
+    return Case(
+        dtype=space.dtype,
+        judged=judged,
+        dims=sizes,
+        sequences=population.sequences,
+        shared_prefix=population.shared_prefix,
+        data=data.data,
+        policy_state=data.policy_state,
+        scalars={item.name: draw.choice(_SCALARS) for item in space.signature.scalars},
+        transforms=tuple(transform_to_data(transform) for transform in transforms),
+        execution=Execution(threads=space.threads),
+        seed=draw.integer(0, (1 << 32) - 1),
+    )
+
+
+def simplest_case(space: Space) -> Case:
+    """Return the simplest case: one sequence of one token, ones, the smallest sizes, no transform.
+
+    Raises:
+        RestrictionError: No sizes meet the restrictions.
+        UnsupportedError: The signature has nothing to judge in this direction.
+    """
+    judged = judged_in(space)[0]
+    data = simplest_data(space.signature, judged, space.backward_signature)
+    return Case(
+        dtype=space.dtype,
+        judged=judged,
+        dims=dict(smallest_sizes(space.signature.free_dims, _restrictions(space))),
+        sequences=(LogicalSequence(id=0, length=1),),
+        data=data.data,
+        policy_state=data.policy_state,
+        scalars={item.name: _SCALARS[0] for item in space.signature.scalars},
+        execution=Execution(threads=space.threads),
+    )
+
+
+def illegal_in(space: Space, case: Case) -> str:
+    """Return why `case` is illegal for the kernel of a space; empty if it is legal."""
+    return illegal(
+        space.signature,
+        case,
+        backward_signature=space.backward_signature,
+        restrictions=space.restrictions,
+        registered=space.registered,
+        declaration=space.declaration,
+        align=space.align,
+    )
+
+
+def judged_in(space: Space) -> tuple[Judged, ...]:
+    """Return what can be judged in a space.
+
+    Raises:
+        UnsupportedError: Nothing can, or the layout is unknown to this version.
+    """
+    signature = space.signature
+    if signature.layout not in {"packed", "padded"}:
+        raise UnsupportedError(
+            f"Layout {signature.layout} cannot be run by this version: "
+            "write the tensors over T or B,S."
+        )
+    kinds = judged_kinds(signature, space.direction, backward_signature=space.backward_signature)
+    if not kinds:
+        raise UnsupportedError(
+            f"The signature {signature.text!r} has no gradient to judge: it has no float argument."
+        )
+    return kinds
+
+
+def room_for_tokens(space: Space) -> int:
+    """Return how many tokens fit into the limits beside the smallest dimensions."""
+    smallest = dict(smallest_sizes(space.signature.free_dims, _restrictions(space)))
+    elements, work = _costs(space, smallest, tokens=1)
+    limits = space.limits
+    return max(2, min(limits.elements_max // max(1, elements), limits.work_max // max(1, work)))
+
+
+def draw_sizes(draw: Draw, space: Space, population: Population) -> dict[str, int]:
+    """Draw the free dimensions within limits and restrictions."""
+    names, restrictions = space.signature.free_dims, _restrictions(space)
+    reduced = _reduced(space)
+    sizes = {name: _size(draw, space, restrictions, name, reduced) for name in names}
+    tokens = population.tokens
+    aliased = draw.choice((False,) * 9 + (True,))
+    if names and aliased:
+        # Some mistakes need two equal extents: square tiles, rows taken for columns.
+        name = draw.choice(sorted(names))
+        rows = (
+            tokens if space.signature.token_wise else len(population.sequences) + population.count
+        )
+        wanted = draw.choice([rows, *sizes.values()])
+        sizes[name] = max(1, min(wanted, _dim_max(space)))
+    sizes = settled_sizes(sizes, restrictions, keep=reduced)
+    return _within_limits(space, restrictions, sizes, tokens, reduced)
+
+
+def _restrictions(space: Space) -> Restrictions:
+    return space.restrictions.check_against(space.signature)
+
+
+def _dim_max(space: Space) -> int:
+    limits = space.limits
+    return limits.dim_max if space.signature.token_wise else limits.dim_sequence_max
+
+
+def _reduced(space: Space) -> tuple[str, ...]:
+    """Dimensions that are summed over, or may be: the last of every float input."""
+    contracted = tuple(
+        name for name in space.signature.contracted_dims if name in space.signature.free_dims
+    )
+    if contracted:
+        return contracted
+    last = (item.free_dims[-1].name for item in space.signature.token_arguments if item.free_dims)
+    return tuple(dict.fromkeys(name for name in last if name is not None))
+
+
+def _size(
+    draw: Draw, space: Space, restrictions: Restrictions, name: str, reduced: tuple[str, ...]
+) -> int:
+    domain = restrictions.domain(name)
+    if domain.choices:
+        return draw.choice(domain.choices)
+    # A domain above the limit is drawn from its lower end, up to twice the least size.
+    high = min(domain.high, max(2 * domain.low, _dim_max(space)))
+
+    def one() -> int:
+        return draw_size(draw, high, low=domain.low, constants=space.constants)
+
+    # Narrow sums hide more, so most dimensions are long there; float32 shows short sums too, which
+    # have boundaries of their own. Asked first, so that a small size needs no further question.
+    again = (False, True) if space.dtype == "float32" else (False, True, True, True)
+    longer = name in reduced and draw.choice(again)
+    size = one()
+    if size < _TERMS_MIN and longer:
+        size = max(size, one(), one())
+    return size
+
+
+def _costs(space: Space, sizes: Mapping[str, int], *, tokens: int) -> tuple[int, int]:
+    """Return elements of all float tensors, and an upper bound of the multiplications."""
+    signature = space.signature
+    elements = 0
+    for item in (*signature.arguments, *signature.outputs):
+        if item.is_float:
+            # A dimension H/2 of sizes that are not settled yet: an estimate is enough.
+            own = math.prod(sizes.get(dim.name or "", dim.number) for dim in item.free_dims)
+            elements += own * (tokens if item.token_axis else 1)
+    return elements, tokens * math.prod(sizes.values())
+
+
+def _within_limits(
+    space: Space,
+    restrictions: Restrictions,
+    sizes: dict[str, int],
+    tokens: int,
+    reduced: tuple[str, ...],
+) -> dict[str, int]:
+    """Halve dimensions until the case fits, those that are not summed over first."""
+    limits: Limits = space.limits
+    smallest = dict(smallest_sizes(space.signature.free_dims, restrictions))
+    # Every round halves one dimension, so their bits bound the rounds.
+    for _ in range(32 * (len(sizes) + 1)):
+        elements, work = _costs(space, sizes, tokens=tokens)
+        if elements <= limits.elements_max and work <= limits.work_max:
+            return sizes
+        larger = [name for name in sizes if sizes[name] > smallest[name]]
+        if not larger:
+            return sizes
+        name = max(larger, key=lambda key: sizes[key] * (1 if key in reduced else 4))
+        halved = {**sizes, name: max(smallest[name], (sizes[name] + 1) // 2)}
+        settled = settled_sizes(halved, restrictions)
+        # A restriction may pull the size back up: the smallest sizes always meet all of them.
+        sizes = settled if settled[name] < sizes[name] else smallest
+    return smallest

@@ -1,0 +1,358 @@
+"""Whether a case is legal for a kernel: one answer for generator, minimiser, loader and replay.
+
+An illegal case can condemn a healthy kernel, so nobody runs one. What classes apply at all says
+`biprop.generation.classes`; values of a wrong type were refused where the records are made.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from biprop.case import Case, Judged
+from biprop.data.recipe import KINDS, SEQUENCES, TOKENS, Recipe
+from biprop.errors import BipropError
+from biprop.generation.classes import (
+    applicability,
+    judged_kinds,
+    padding_sides,
+    takes_order,
+)
+from biprop.operators import InvarianceDeclaration, Kernel
+from biprop.sequence import NEIGHBOUR_ID_FIRST
+from biprop.signature import Argument, Restrictions, Signature
+from biprop.transforms import (
+    AddDeadRows,
+    AddNeighbours,
+    GatherActive,
+    MoveStorage,
+    PadSlots,
+    PlaceWatched,
+    ReplaceNeighbours,
+    Transform,
+    class_of,
+    transforms_of,
+)
+
+__all__ = ["alignment", "illegal", "is_blind", "legal_for", "recipes_needed"]
+
+# Bounds of what a case may ask of memory, so that a stranger's case cannot exhaust it.
+TOKEN_COUNT_MAX = 1 << 22
+ELEMENT_COUNT_MAX = 1 << 28
+EXPONENT_MAX = 64
+# Fills that cannot hurt a sum over tokens in which a dead token's upstream gradient is zero.
+FILLS_HARMLESS = ("zero", "one")
+
+_ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@attrs.frozen(kw_only=True)
+class _Rules:
+    """What `illegal` is told about the kernel."""
+
+    signature: Signature
+    backward_signature: Signature | None
+    restrictions: Restrictions
+    registered: bool
+    declaration: InvarianceDeclaration | None
+    align: int
+
+
+def illegal(
+    signature: Signature,
+    case: Case,
+    *,
+    backward_signature: Signature | None = None,
+    restrictions: Restrictions | None = None,
+    registered: bool = False,
+    declaration: InvarianceDeclaration | None = None,
+    align: int = 1,
+) -> str:
+    """Return why `case` is illegal, in one sentence; empty if it is legal.
+
+    Args:
+        signature: Forward signature.
+        case: The case.
+        backward_signature: Of the registered backward; None where autograd differentiates.
+        restrictions: Of the free dimensions; None: none.
+        registered: Whether the kernel is a registered operator.
+        declaration: What it promises; a class beyond it is illegal.
+        align: Bytes that base pointers must be aligned to.
+    """
+    rules = _Rules(
+        signature=signature,
+        backward_signature=backward_signature,
+        restrictions=restrictions or Restrictions(),
+        registered=registered,
+        declaration=declaration,
+        align=align,
+    )
+    for check in (_dims, _sequences, _recipes, _transforms, _memory):
+        try:
+            reason = check(case, rules)
+        except BipropError as error:
+            reason = str(error)
+        if reason:
+            return reason
+    return ""
+
+
+def legal_for(kernel: Kernel) -> Callable[[Case], str]:
+    """Return `illegal` for one kernel: it takes a case, and an empty text means legal."""
+
+    def check(case: Case) -> str:
+        return illegal(
+            kernel.signature,
+            case,
+            backward_signature=kernel.backward_signature,
+            restrictions=kernel.restrictions,
+            registered=kernel.is_registered,
+            declaration=kernel.declaration,
+            align=kernel.align,
+        )
+
+    return check
+
+
+def recipes_needed(
+    signature: Signature, judged: Judged, backward_signature: Signature | None = None
+) -> tuple[dict[str, Argument], dict[str, Argument]]:
+    """Return which tensors need a recipe in `data`, and which in `policy_state`, by name.
+
+    Upstream gradients are called `d<output>` and stand for the argument that the output is.
+    """
+    data = {item.name: item for item in signature.token_arguments}
+    if judged != "outputs":
+        taken = (
+            None if backward_signature is None else {i.name for i in backward_signature.arguments}
+        )
+        for item in signature.judged_outputs:
+            name = f"d{item.name}"
+            if item.is_float and (taken is None or name in taken):
+                data[name] = item
+    return data, {item.name: item for item in signature.parameters}
+
+
+def is_blind(signature: Signature) -> bool:
+    """Return whether rows must be equally long, since nothing could tell a dead slot."""
+    return signature.layout == "padded" and not padding_sides(signature)
+
+
+def alignment(signature: Signature, case_dtype: str, align: int) -> int:
+    """Return of how many elements a gap must be a multiple to keep `align` bytes."""
+    step = 1
+    for item in (*signature.arguments, *signature.outputs):
+        if item.is_float:
+            size = _ITEM_SIZES[case_dtype if item.kind == "float" else item.kind]
+            step = math.lcm(step, align // math.gcd(align, size))
+    return step
+
+
+def _dims(case: Case, rules: _Rules) -> str:
+    signature = rules.signature
+    if signature.layout not in {"packed", "padded"}:
+        return (
+            f"Layout {signature.layout} cannot be run by this version: "
+            "write the tensors over T or B,S."
+        )
+    names = signature.free_dims
+    for name in names:
+        if name not in case.dims:
+            return f"Dimension {name} has no size: give {name} a size of 1 or more."
+    for name, size in case.dims.items():
+        if name not in names:
+            return f"Dimension {name}={size} is not in the signature: drop it."
+        if size < 1:
+            return f"Dimension {name}={size} is too small: give it a size of 1 or more."
+    broken = rules.restrictions.violation(case.dims)
+    if broken:
+        return f"Dimension {broken}."
+    for item in (*signature.arguments, *signature.outputs):
+        for dim in item.free_dims:
+            if dim.size(case.dims) < 1:
+                return f"Dimension {dim.text} of '{item.name}' has size 0."
+    return ""
+
+
+def _sequences(case: Case, rules: _Rules) -> str:
+    sequences = case.sequences
+    if not sequences:
+        return "The case has no sequence: give one."
+    if len({sequence.id for sequence in sequences}) < len(sequences):
+        return "Two sequences have the same id: give every sequence its own."
+    if max(sequence.id for sequence in sequences) >= NEIGHBOUR_ID_FIRST:
+        return f"A sequence has an id of {NEIGHBOUR_ID_FIRST} or more, which only neighbours have."
+    if is_blind(rules.signature) and len({sequence.length for sequence in sequences}) > 1:
+        return "Sequences differ in length, and the signature has nothing to tell dead slots by."
+    if not 0 <= case.seed < 1 << 32:
+        return f"Seed {case.seed} is outside of 0..{(1 << 32) - 1}."
+    if case.shared_prefix < 0:
+        return f"shared_prefix={case.shared_prefix} is negative: give 0 or more."
+    if case.execution.threads < 1:
+        return f"threads={case.execution.threads} is too small: give 1 or more."
+    kinds = judged_kinds(
+        rules.signature, case.direction, backward_signature=rules.backward_signature
+    )
+    if case.judged not in kinds:
+        return f"The kernel has no {case.judged.replace('_', ' ')} to judge."
+    scalars = {item.name for item in rules.signature.scalars}
+    if scalars != set(case.scalars):
+        odd = min(scalars ^ set(case.scalars))
+        return f"Scalar '{odd}' is in only one of signature and case."
+    if not all(math.isfinite(value) for value in case.scalars.values()):
+        return "A scalar is not finite: give a number."
+    return ""
+
+
+def _recipes(case: Case, rules: _Rules) -> str:
+    needed = recipes_needed(rules.signature, case.judged, rules.backward_signature)
+    known, optional = recipes_needed(rules.signature, case.judged)
+    tokens = {item.name: item for item in rules.signature.arguments if item.kind == "token"}
+    allowed = ({**known, **tokens}, optional)
+    for given, wanted, may in zip((case.data, case.policy_state), needed, allowed, strict=True):
+        for name in wanted:
+            if name not in given:
+                return f"Tensor '{name}' has no recipe: give one."
+        for name, recipe in given.items():
+            if name not in may:
+                return f"The recipe of '{name}' belongs to no tensor: drop it."
+            fault = _fault_of_recipe(recipe, may[name])
+            if fault:
+                return f"The recipe of '{name}' {fault}."
+    return ""
+
+
+def _fault_of_recipe(recipe: Recipe, item: Argument, *, nested: bool = False) -> str:
+    axes = {dim.text for dim in item.free_dims}
+    if item.token_axis:
+        axes |= {TOKENS, SEQUENCES}
+    if recipe.kind not in KINDS:
+        return f"has the unknown kind {recipe.kind!r}"
+    if (recipe.kind == "mix") != bool(recipe.rows) or (nested and recipe.rows):
+        return "needs rows for kind mix, and only there"
+    if abs(recipe.exponent) > EXPONENT_MAX:
+        return f"has exponent={recipe.exponent}, beyond {EXPONENT_MAX}"
+    for axis, pairing in recipe.pairing.items():
+        if axis not in axes:
+            return f"pairs the axis {axis!r}, which the tensor has not"
+        masked = pairing.role in {"antisymmetric", "symmetric"}
+        if masked != (pairing.mask > 0) or pairing.mask < 0:
+            return f"pairs {axis!r} as {pairing.role} with mask={pairing.mask}"
+    if recipe.points and recipe.kind != "explicit":
+        return "has points, which only kind explicit has"
+    for point in recipe.points:
+        if not set(point.at) <= axes or any(index < 0 for index in point.at.values()):
+            return f"has a point at {point.at}, where the tensor has no element"
+        if not _is_number(point.value):
+            return f"has the value {point.value!r}, which is no hexadecimal float"
+    return next(filter(None, (_fault_of_recipe(row, item, nested=True) for row in recipe.rows)), "")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float.fromhex(text))
+    except (ValueError, OverflowError):
+        return False
+
+
+def _transforms(case: Case, rules: _Rules) -> str:
+    transforms = transforms_of(case)
+    reasons = applicability(
+        rules.signature,
+        judged=case.judged,
+        backward_signature=rules.backward_signature,
+        registered=rules.registered,
+        declaration=rules.declaration,
+    )
+    for transform in transforms:
+        name = class_of(transform)
+        reason = reasons[name]
+        # T2 and T3 beside a missing T1 are without effect, which is no fault of the case.
+        reason = reason or _fault_of_transform(transform, case, rules)
+        if reason:
+            return f"{type(transform).__name__} ({name}) is not possible: {reason}."
+    return ""
+
+
+def _fault_of_transform(transform: Transform, case: Case, rules: _Rules) -> str:
+    signature = rules.signature
+    gradients = case.judged == "parameter_gradients"
+    match transform:
+        case PadSlots() | AddDeadRows():
+            return _fault_of_padding(transform, case, rules)
+        case PlaceWatched() if gradients:
+            return "gradients of parameters have no neighbours"
+        case ReplaceNeighbours(length=length, spread=spread) if is_blind(signature):
+            if spread or length not in {0, case.sequences[0].length}:
+                return "neighbours differ in length, and nothing tells dead slots"
+        case GatherActive() if not signature.token_wise:
+            return "a launch needs every token of its sequences"
+        case GatherActive(scatter=scatter) if scatter:
+            target = rules.backward_signature or signature
+            if target.sequence_wise and not target.has_order:
+                return "scattered tokens cannot be found by a target that does not take their order"
+        case MoveStorage(gap=gap):
+            # An offset is rounded up to `align` where tensors are placed; a gap moves every row.
+            step = alignment(signature, case.dtype, rules.align)
+            if gap % step:
+                return f"gap={gap} must be a multiple of {step} to keep align={rules.align}"
+        case _:
+            pass
+    return ""
+
+
+def _fault_of_padding(transform: PadSlots | AddDeadRows, case: Case, rules: _Rules) -> str:
+    signature = rules.signature
+    if case.judged == "parameter_gradients":
+        target = rules.backward_signature or signature
+        if not (target.has_mask or target.has_offsets) and transform.fill not in FILLS_HARMLESS:
+            return (
+                f"fill={transform.fill} could spoil gradients of parameters of a target that takes "
+                "neither mask nor offsets"
+            )
+    if isinstance(transform, AddDeadRows):
+        return "tokens are independent, so there are no rows" if signature.token_wise else ""
+    sides: Sequence[str] = padding_sides(signature, rules.backward_signature)
+    if case.judged == "parameter_gradients" and not (
+        rules.registered or takes_order(signature, rules.backward_signature)
+    ):
+        # Dead slots before or between live ones move the terms of a sum over tokens.
+        sides = ("right",) if signature.layout == "packed" else ()
+    if not sides:
+        return "nothing tells dead slots from live ones"
+    if transform.side not in sides:
+        return f"dead slots may lie on the {sides[0]} only"
+    return ""
+
+
+def _memory(case: Case, rules: _Rules) -> str:
+    """Refuse what would not fit, before anything is expanded."""
+    longest = max(sequence.length for sequence in case.sequences)
+    tokens, rows = sum(sequence.length for sequence in case.sequences), len(case.sequences)
+    neighbour, amount, dead, count = longest, 0, 0, 0
+    for transform in transforms_of(case):
+        match transform:
+            case AddNeighbours():
+                count = transform.count
+            case ReplaceNeighbours():
+                neighbour = (transform.length or longest) + transform.spread
+            case PadSlots():
+                amount = transform.amount
+            case AddDeadRows():
+                dead = transform.count
+            case _:
+                pass
+    if rules.signature.layout == "padded":
+        widest = max(longest, neighbour if count else 0) + amount
+        slots = (rows + count + dead) * widest
+    else:
+        slots = tokens + count * neighbour + amount
+    if slots > TOKEN_COUNT_MAX:
+        return f"The case has {slots} slots, more than {TOKEN_COUNT_MAX}: make it smaller."
+    elements = 0
+    for item in (*rules.signature.arguments, *rules.signature.outputs):
+        own = math.prod(dim.size(case.dims) for dim in item.free_dims)
+        elements += own * (slots if item.token_axis else 1)
+    if elements > ELEMENT_COUNT_MAX:
+        return f"The case has {elements} elements, more than {ELEMENT_COUNT_MAX}: make it smaller."
+    return ""

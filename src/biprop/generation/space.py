@@ -1,0 +1,122 @@
+"""What may be drawn: a signature, a lane's limits, and the classes that are wanted.
+
+Records only: `biprop.generation.generator` draws from a space, `biprop.generation.legal` says what
+is legal whoever drew it.
+"""
+
+from typing import Literal
+
+import attrs
+
+from biprop.case import Dtype, Judged
+from biprop.operators import InvarianceDeclaration, OpClass
+from biprop.signature import Restrictions, Signature
+
+__all__ = ["LIMITS", "Direction", "Exclusion", "Lane", "Limits", "Space"]
+
+Direction = Literal["forward", "backward"]
+Lane = Literal["cpu", "interpreter", "nightly"]
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How large a case may be; sizes above a limit are folded below it, never clipped onto it.
+
+    Attributes:
+        tokens_max: Tokens of a launch whose tokens are independent.
+        sequences_max: Sequences of a launch whose sequences must stay whole.
+        length_max: Tokens of one such sequence.
+        watched_max: Watched sequences.
+        dim_max: Size of a free dimension, where tokens are independent.
+        dim_sequence_max: Likewise, where sequences must stay whole.
+        elements_max: Elements of all float tensors of a launch together.
+        work_max: Tokens times the product of all free dimensions.
+        padding_max: Dead slots beside the longest row.
+    """
+
+    tokens_max: int = 320
+    sequences_max: int = 40
+    length_max: int = 70
+    watched_max: int = 32
+    dim_max: int = 640
+    dim_sequence_max: int = 64
+    elements_max: int = 1 << 17
+    work_max: int = 1 << 20
+    padding_max: int = 24
+
+
+# The interpreter runs one program of a launch after the other in Python, so its cases are small.
+LIMITS: dict[Lane, Limits] = {
+    "cpu": Limits(),
+    "interpreter": Limits(
+        tokens_max=20,
+        sequences_max=6,
+        length_max=12,
+        watched_max=3,
+        dim_max=160,
+        dim_sequence_max=160,
+        elements_max=1 << 13,
+        work_max=1 << 15,
+        padding_max=5,
+    ),
+    "nightly": Limits(
+        tokens_max=4096,
+        sequences_max=96,
+        length_max=320,
+        dim_max=4096,
+        dim_sequence_max=640,
+        elements_max=1 << 20,
+        work_max=1 << 24,
+        padding_max=70,
+    ),
+}
+
+
+@attrs.frozen(kw_only=True)
+class Exclusion:
+    """Classes that no case may show all together, since they were found to fail.
+
+    Attributes:
+        judged: What was compared when they failed.
+        classes: As they are counted, at least one.
+    """
+
+    judged: Judged
+    classes: frozenset[str]
+
+
+@attrs.frozen(kw_only=True)
+class Space:
+    """What the cases of one search have in common.
+
+    Attributes:
+        signature: Forward signature.
+        backward_signature: Of the registered backward; None where autograd differentiates.
+        restrictions: Of the free dimensions.
+        dtype: Of every float argument without a dtype of its own.
+        direction: Whether outputs or gradients are judged.
+        registered: Whether the kernel is a registered operator.
+        declaration: What it promises; None where nothing is declared.
+        op_class: None for an unregistered kernel.
+        classes: Classes wanted; `T4` means both `T4.finite` and `T4.nonfinite`. Empty: all.
+        align: Bytes that base pointers must be aligned to.
+        constants: Sizes mined from the kernel's source; drawn with their neighbours.
+        limits: Of the lane.
+        threads: Intra-op threads of torch.
+        excluded: What no case may show.
+    """
+
+    signature: Signature
+    dtype: Dtype = "float32"
+    direction: Direction = "forward"
+    backward_signature: Signature | None = None
+    restrictions: Restrictions = attrs.field(factory=Restrictions)
+    registered: bool = False
+    declaration: InvarianceDeclaration | None = None
+    op_class: OpClass | None = None
+    classes: tuple[str, ...] = ()
+    align: int = 1
+    constants: tuple[int, ...] = ()
+    limits: Limits = attrs.field(factory=Limits)
+    threads: int = 1
+    excluded: tuple[Exclusion, ...] = ()

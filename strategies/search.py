@@ -1,0 +1,293 @@
+"""Search one cell: draw cases, have them judged, shrink what fails, and go on after each cause.
+
+Hypothesis draws one seed an example and stops at a failure; the failing case is minimised here, its
+classes are taken out of what is drawn, and the next round goes on with the examples that are left.
+Kernels run behind a `Judge` (`biprop.supervision`); people are told by `biprop.reports`.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import attrs
+from hypothesis import given
+from hypothesis import seed as with_seed
+
+from biprop.case import Case
+from biprop.data.counter import hash_words
+from biprop.errors import BipropError, UnsupportedError
+from biprop.fixtures.records import Fixture
+from biprop.generation import Lane, Space
+from biprop.judgment import Cause, Verdict
+from biprop.relations import JudgeOptions
+from biprop.reports.records import CellReport
+from biprop.strategies.findings import Failure, Findings
+from biprop.strategies.profiles import PROFILES, Profile, search_settings
+from biprop.strategies.seeded import case_of_seed, seeds
+from biprop.strategies.tally import Tally, classes_in
+from biprop.strategies.verdicts import ViolationError, raise_violation
+from biprop.supervision import Judge
+
+__all__ = ["Event", "InterruptedSearchError", "search"]
+
+# Seeds tried for a case of a class with too few examples: drawing costs far less than judging.
+_STEERED_DRAWS = 32
+
+
+@attrs.frozen(kw_only=True)
+class Event:
+    """Something that a search wants to be seen.
+
+    Attributes:
+        kind: `example` (a case was judged), `failure` (it is about to be minimised) or `finding`.
+        examples: Judged so far.
+        example_count: To be judged.
+        cause: Of a failure or a finding.
+    """
+
+    kind: Literal["example", "failure", "finding"]
+    examples: int
+    example_count: int
+    cause: Cause | None = None
+
+
+class InterruptedSearchError(KeyboardInterrupt):
+    """Ctrl-C ended a search.
+
+    Attributes:
+        report: What was found before.
+    """
+
+    def __init__(self, report: CellReport) -> None:
+        """Keep the report."""
+        super().__init__()
+        self.report = report
+
+
+class _EndError(Exception):
+    """A judge could not go on; its own error is kept beside it."""
+
+
+def search(
+    judge: Judge,
+    space: Space,
+    *,
+    device: str = "cpu",
+    lane: Lane = "cpu",
+    profile: Profile = PROFILES["dev"],
+    max_examples: int | None = None,
+    seed: int = 0,
+    keep: Callable[[Fixture], str] | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> CellReport:
+    """Search a cell and report what was found.
+
+    Args:
+        judge: Judges cases of the kernel; sticky, so that a case fails again as it failed.
+        space: What is drawn.
+        device: Where the judge runs the kernel, for the report.
+        lane: How many examples the profile gives, and how many of each class HOLDS needs.
+        profile: How thorough the search is.
+        max_examples: Instead of what the profile says, which may be exceeded by half where a class
+            lacks evidence; this may not.
+        seed: The same seed draws the same cases.
+        keep: Stores a fixture and returns its path; None: nothing is stored.
+        on_event: Is told what happens.
+
+    Raises:
+        BipropError: The kernel returned something else than its signature says, or no longer runs.
+        InterruptedSearchError: Ctrl-C; it holds the report so far.
+    """
+    return _Search(
+        judge=judge,
+        space=space,
+        device=device,
+        seed=seed,
+        example_count=profile.examples_of(lane) if max_examples is None else max_examples,
+        is_bounded=max_examples is not None,
+        tally=Tally(space=space, powered_min=profile.powered_min_of(lane)),
+        findings=Findings(judge=judge, space=space, profile=profile, keep=keep),
+        on_event=on_event,
+    ).run()
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Search:
+    """One search under way; the arguments of `search`, and what was found so far."""
+
+    judge: Judge
+    space: Space
+    device: str
+    seed: int
+    example_count: int
+    is_bounded: bool
+    tally: Tally
+    findings: Findings
+    on_event: Callable[[Event], None] | None
+    failure: Failure | None = None
+    error: BipropError | None = None
+    seen: dict[int, Failure | None] = attrs.field(factory=dict)
+    salt: int = 0
+    is_over: bool = False
+
+    def run(self) -> CellReport:
+        start = time.monotonic()
+        unsupported = ""
+        try:
+            while not self.is_over and self._rounds_left():
+                self._round()
+        except UnsupportedError as error:
+            unsupported = str(error)
+        except KeyboardInterrupt:
+            report = self._report(time.monotonic() - start, unsupported)
+            stopped = f"Stopped with Ctrl-C after {report.examples} examples. {report.message}"
+            raise InterruptedSearchError(attrs.evolve(report, message=stopped.strip())) from None
+        return self._report(time.monotonic() - start, unsupported)
+
+    def _rounds_left(self) -> bool:
+        return not self.findings.is_full and self.tally.examples < self._example_count_max()
+
+    def _example_count_max(self) -> int:
+        """Return how many examples there may be: some more where a class lacks evidence."""
+        if (
+            self.is_bounded
+            or self.findings.items
+            or not self.tally.lacking()
+            or self.tally.is_mostly_rejected
+        ):
+            return self.example_count
+        return self.example_count + self.example_count // 2 + 8
+
+    def _round(self) -> None:
+        """Draw until a case fails, or no example is left; minimise what failed."""
+        before = self.tally.examples
+        self.seen.clear()
+        count = self._example_count_max() - before
+        # Hypothesis always begins with 0, which must not be the same case in every round.
+        words = (hash_words(half, self.seed & 0xFFFFFFFF, before) for half in ("high", "low"))
+        self.salt = next(words) << 32 | next(words)
+
+        @with_seed(self.salt)
+        @search_settings(count)
+        @given(seeds())
+        def examples(number: int) -> None:
+            self._example(number)
+
+        try:
+            examples()
+        except ViolationError:
+            assert self.failure is not None
+            self._minimise(self.failure)
+        except _EndError:
+            assert self.error is not None
+            raise self.error from None
+        # A round that judged nothing would be followed by others like it.
+        self.is_over = self.is_over or self.tally.examples == before
+
+    def _example(self, number: int) -> None:
+        if number not in self.seen:
+            if self.tally.examples >= self._example_count_max():
+                return
+            try:
+                self.seen[number] = self._judge(number)
+            except BipropError as error:
+                self.error = error
+        if self.error is not None:
+            # Of this class too there is one raise site, or Hypothesis would call it flaky.
+            raise _EndError
+        failure = self.seen[number]
+        if failure is not None:
+            self.failure = failure
+            raise_violation(failure.cause, failure.cause.key)
+
+    def _judge(self, number: int) -> Failure | None:
+        case = self._case(number)
+        if not case.transforms:
+            # Every class that applies was found to fail, so there is nothing left to judge.
+            return None
+        repeat = self.tally.wants_repeat(case)
+        outcome = self.judge.judge(case, JudgeOptions(repeat_canonical=repeat))
+        self.tally.add(case, outcome)
+        self._tell("example")
+        if not outcome.verdict.is_violation or outcome.cause is None:
+            return None
+        return self.findings.as_new(case, outcome, outcome.cause)
+
+    def _case(self, number: int) -> Case:
+        """Return the case of a seed; late in a search, one of a class with little evidence."""
+        space = self.space
+        number ^= self.salt
+        if number % 4 == 1:
+            # Classes found to fail hide what else fails with them, so some cases show them still.
+            # One that crashes is not tried again: each costs a worker.
+            space = attrs.evolve(space, excluded=self.findings.exclusions(crashes_only=True))
+        case = case_of_seed(number, space)
+        lacking = self.tally.lacking()
+        if self.findings.items or not lacking or self.tally.examples < self.example_count // 2:
+            return case
+        for step in range(1, _STEERED_DRAWS):
+            if any((case.judged, name) in lacking for name in classes_in(case)):
+                break
+            case = case_of_seed(number ^ (step << 64), space)
+        return case
+
+    def _minimise(self, failure: Failure) -> None:
+        self._tell("failure", failure.cause)
+        if self.findings.minimise(failure):
+            self._tell("finding", failure.cause)
+        excluded = self.findings.exclusions(crashes_only=False)
+        self.space = attrs.evolve(self.space, excluded=excluded)
+
+    def _tell(
+        self, kind: Literal["example", "failure", "finding"], cause: Cause | None = None
+    ) -> None:
+        if self.on_event is not None:
+            self.on_event(
+                Event(
+                    kind=kind,
+                    examples=self.tally.examples,
+                    example_count=max(self.example_count, self.tally.examples),
+                    cause=cause,
+                )
+            )
+
+    def _report(self, seconds: float, unsupported: str) -> CellReport:
+        tally = self.tally
+        verdict, message = self._verdict(unsupported)
+        shares = tally.power_shares
+        declaration = self.space.declaration
+        return CellReport(
+            reference=self.judge.reference,
+            dtype=self.space.dtype,
+            direction=self.space.direction,
+            device=self.device,
+            verdict=verdict,
+            findings=tuple(self.findings.items),
+            examples=tally.examples,
+            rejected=tally.rejected,
+            launches=tally.launches + self.findings.launches,
+            classes=tally.class_counts(),
+            power_kind="value" if tally.power_kind == "value" else "order" if shares else "",
+            power_share=sum(shares) / len(shares) if shares else 0.0,
+            seconds=seconds,
+            seed=self.seed,
+            message=message,
+            actual_backend=tally.actual_backend,
+            chain_index=None if declaration is None else declaration.chain_index,
+        )
+
+    def _verdict(self, unsupported: str) -> tuple[Verdict, str]:
+        tally = self.tally
+        if self.findings.items:
+            return self.findings.items[0].outcome.verdict, ""
+        if unsupported:
+            return Verdict.UNSUPPORTED, unsupported
+        if tally.examples and tally.is_mostly_rejected:
+            return Verdict.VACUOUS, (
+                f"The target raised alone on {tally.rejected} of {tally.examples} cases: restrict "
+                f"its dimensions with --dims; its first message was: {tally.rejection}"
+            )
+        if not tally.applies():
+            return Verdict.VACUOUS, "No transform class applies: ask for others, or declare more."
+        lacking = tally.lacking_text()
+        return (Verdict.VACUOUS, lacking) if lacking else (Verdict.HOLDS, "")

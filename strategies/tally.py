@@ -1,0 +1,151 @@
+"""What a search has seen: examples by class and by what was judged, and what is still lacking.
+
+Counting only; which cases are drawn and when a search ends says `biprop.strategies.search`.
+"""
+
+from collections.abc import Iterable
+
+import attrs
+
+from biprop.case import Case, Judged
+from biprop.generation import CLASSES, Space, applicability
+from biprop.generation.generator import judged_in
+from biprop.judgment import Outcome
+from biprop.reports.records import ClassCount
+from biprop.transforms import class_of, transforms_of
+
+__all__ = ["Tally", "classes_in"]
+
+# After a class's first example, every eighth is run twice on the canonical side.
+_REPEAT_EVERY = 8
+
+
+@attrs.define(kw_only=True, eq=False)
+class Tally:
+    """Counts of one search.
+
+    Attributes:
+        space: What is searched.
+        powered_min: Powered examples that each class needs.
+        examples: Cases judged.
+        rejected: Of these, cases whose canonical run raised.
+        launches: Launches made.
+        power_shares: Share of each case that was compared.
+        power_kind: `order` or `value`; empty before anything was compared.
+        actual_backend: What ran.
+        rejection: Message of the first rejected case.
+    """
+
+    space: Space
+    powered_min: int
+    examples: int = 0
+    rejected: int = 0
+    launches: int = 0
+    power_shares: list[float] = attrs.field(factory=list)
+    power_kind: str = ""
+    actual_backend: str = ""
+    rejection: str = ""
+    _reasons: dict[Judged, dict[str, str]] = attrs.field(init=False)
+    _counts: dict[tuple[Judged, str], ClassCount] = attrs.field(init=False, factory=dict)
+    _drawn: dict[tuple[Judged, str], int] = attrs.field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        """Find out which classes apply to what is judged."""
+        space = self.space
+        self._reasons = {
+            judged: applicability(
+                space.signature,
+                judged=judged,
+                backward_signature=space.backward_signature,
+                registered=space.registered,
+                declaration=space.declaration,
+                classes=space.classes,
+            )
+            for judged in judged_in(space)
+        }
+
+    def wants_repeat(self, case: Case) -> bool:
+        """Count a case about to be judged; say whether to run its canonical side twice."""
+        repeat = False
+        for name in classes_in(case):
+            key = (case.judged, name)
+            drawn = self._drawn.get(key, 0)
+            repeat = repeat or drawn % _REPEAT_EVERY == 0
+            self._drawn[key] = drawn + 1
+        return repeat
+
+    def add(self, case: Case, outcome: Outcome) -> None:
+        """Count a case that was judged."""
+        self.examples += 1
+        self.launches += outcome.launches
+        self.actual_backend = self.actual_backend or outcome.actual_backend
+        if outcome.rejected:
+            self.rejected += 1
+            self.rejection = self.rejection or outcome.rejected
+            return
+        if outcome.power is not None:
+            self.power_kind = outcome.power.kind
+            self.power_shares.append(outcome.power.share)
+        for name, evidence in outcome.classes.items():
+            key = (case.judged, name)
+            before = self._counts.get(key, ClassCount())
+            self._counts[key] = attrs.evolve(
+                before,
+                examples=before.examples + 1,
+                powered=before.powered + (evidence == "powered"),
+                vacuous=before.vacuous + (evidence == "vacuous"),
+                unpowered=before.unpowered + (evidence == "unpowered"),
+            )
+
+    @property
+    def is_mostly_rejected(self) -> bool:
+        """Whether more than half of the canonical runs raised."""
+        return 2 * self.rejected > self.examples
+
+    def lacking(self) -> frozenset[tuple[Judged, str]]:
+        """Return what has too few powered examples, as what is judged and class."""
+        return frozenset(
+            (judged, name)
+            for judged, reasons in self._reasons.items()
+            for name, reason in reasons.items()
+            if not reason
+            and self._counts.get((judged, name), ClassCount()).powered < self.powered_min
+        )
+
+    def lacking_text(self) -> str:
+        """Say which classes lack examples; empty if none does, or none applies."""
+        lacking = self.lacking()
+        if not lacking:
+            return ""
+        several = len(self._reasons) > 1
+        words = [
+            f"{name}{' (' + judged.replace('_', ' ') + ')' if several else ''} has "
+            f"{self._counts.get((judged, name), ClassCount()).powered} of {self.powered_min}"
+            for judged, name in sorted(lacking)
+        ]
+        return f"Too few powered examples: {', '.join(words)}."
+
+    def class_counts(self) -> dict[str, ClassCount]:
+        """Return the counts by class, and a reason where one does not apply."""
+        return {name: self._class_count(name) for name in CLASSES}
+
+    def applies(self) -> bool:
+        """Whether any class applies at all."""
+        return any(not reason for reasons in self._reasons.values() for reason in reasons.values())
+
+    def _class_count(self, name: str) -> ClassCount:
+        reasons = [table[name] for table in self._reasons.values()]
+        found = [self._counts.get((judged, name), ClassCount()) for judged in self._reasons]
+        return ClassCount(
+            examples=sum(count.examples for count in found),
+            powered=sum(count.powered for count in found),
+            vacuous=sum(count.vacuous for count in found),
+            unpowered=sum(count.unpowered for count in found),
+            reason=reasons[0] if all(reasons) else "",
+        )
+
+
+def classes_in(case: Case) -> tuple[str, ...]:
+    """Return the counted classes of a case's composition, each once."""
+    present: Iterable[str] = {class_of(transform) for transform in transforms_of(case)}
+    return tuple(name for name in CLASSES if name in present)
