@@ -1,0 +1,128 @@
+"""What commands share: the stores, and the kernel that the options name.
+
+Texts are read and refused here, before a worker starts; what only an import can tell is found out
+by the worker (`biprop.supervision.resolve`).
+"""
+
+import re
+import tempfile
+from pathlib import Path
+
+import attrs
+
+from biprop.errors import UsageError
+from biprop.fixtures.store import FIXTURES, FOUND, Store, project_root
+from biprop.loading import check_file, operator_spec
+from biprop.operators import KernelReference
+from biprop.signature import parse_call, parse_restrictions, parse_target
+
+__all__ = ["Home", "kernel_reference", "open_home", "stores"]
+
+_OPERATOR = re.compile(r"[A-Za-z_]\w*(?:/[A-Za-z_]\w*)?", re.ASCII)
+
+
+@attrs.frozen(kw_only=True)
+class Home:
+    """Where a check writes.
+
+    Attributes:
+        store: Its findings.
+        folder: What else it keeps: the journal, and what Hypothesis writes.
+    """
+
+    store: Store
+    folder: Path
+
+
+def open_home(path: Path | None) -> Home:
+    """Return where to write: the store `path`, or `.hypothesis` of the project.
+
+    Raises:
+        UsageError: The store cannot be written.
+    """
+    folder = project_root() / FOUND.parent if path is None else path
+    store = Store(project_root() / FOUND if path is None else path)
+    _check_writable(store.folder)
+    return Home(store=store, folder=folder)
+
+
+def stores(path: Path | None) -> tuple[Store, ...]:
+    """Return where ids are looked up: `path`, or found and committed fixtures of the project."""
+    if path is not None:
+        return (Store(path),)
+    root = project_root()
+    return (Store(root / FOUND), Store(root / FIXTURES))
+
+
+def kernel_reference(
+    *,
+    target: str,
+    backend: str | None,
+    signature: str | None,
+    dims: str,
+    align: int,
+    call: str,
+) -> KernelReference:
+    """Return the reference of the kernel that the options name; nothing is imported.
+
+    Raises:
+        BipropError: A text is wrong, or options do not go together.
+    """
+    if _OPERATOR.fullmatch(target):
+        return _registered(
+            target,
+            backend=backend,
+            has_description=bool(signature is not None or dims or call or align != 1),
+        )
+    named = parse_target(target)
+    if backend is not None:
+        raise UsageError(
+            "--backend chooses a backend of a registered operator: leave it out for a target."
+        )
+    fixed = parse_call(call)
+    if signature is None:
+        # The target's own description is known only once it is imported.
+        parse_restrictions(dims)
+        text = ""
+    else:
+        text = operator_spec(signature, dims=dims, align=align, call=fixed).signature.text
+    check_file(named)
+    return KernelReference(
+        operator=named.text,
+        target=named.text,
+        signature=text,
+        dims=dims,
+        align=align,
+        call=fixed,
+    )
+
+
+def _registered(target: str, *, backend: str | None, has_description: bool) -> KernelReference:
+    if has_description:
+        raise UsageError(
+            f"{target!r} is taken for a registered operator, which brings its own signature: leave "
+            "out --signature, --dims, --call and --align, or write module:name or file.py:name."
+        )
+    form = target if "/" in target else f"{target}/packed"
+    return KernelReference(
+        operator=form.partition("/")[0],
+        target=form,
+        signature="",
+        backend="torch" if backend is None else backend,
+    )
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse a store that cannot be written, before a search is spent on it."""
+    place = folder.resolve()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        # Only a trial tells: rights, quotas and read-only mounts have no common question.
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--store {str(folder)!r} cannot be written: {error.strerror or error}; "
+            "give a folder that can."
+        ) from error

@@ -1,0 +1,44 @@
+"""`biprop show`: print a fixture for people, as an issue block, or as a stand-alone script."""
+
+from pathlib import Path
+
+import click
+
+from biprop.cli.options import store_option
+from biprop.cli.output import emit
+from biprop.cli.session import stores
+from biprop.errors import UsageError
+from biprop.fixtures.load import read_fixture
+from biprop.fixtures.store import locate
+from biprop.reports.issue import render_issue
+from biprop.reports.text import render_fixture
+
+__all__ = ["show"]
+
+
+@click.command(short_help="Print a fixture: in words, as an issue, or as a script.")
+@click.argument("source", metavar="FILE|ID")
+@click.option("--issue", is_flag=True, help="Print the Markdown to paste into an issue.")
+@click.option("--script", is_flag=True, help="Print a script that needs only torch and the target.")
+@store_option
+def show(source: str, issue: bool, script: bool, store: Path | None) -> None:
+    """Print a fixture: verdict, smallest case, first difference, what was proven.
+
+    The target is neither imported nor run. ID is the beginning of an id, of at least 4 digits.
+
+    With --issue, the text can be given back to `biprop replay -`. With --script, the program that
+    is printed shows both bit patterns where biprop is not installed, and exits 1 while they differ.
+    """
+    if issue and script:
+        raise UsageError("--issue and --script print two different things: give one of them.")
+    path = locate(source, stores(store))
+    fixture = read_fixture(path)
+    if issue:
+        emit(render_issue(fixture))
+    elif script:
+        # The script is written from expanded values, so this alone needs torch.
+        from biprop.reports.script import render_script
+
+        emit(render_script(fixture))
+    else:
+        emit(render_fixture(fixture, path=str(path)))
