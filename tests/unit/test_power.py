@@ -347,6 +347,23 @@ class TestGradients:
         assert accumulated.share > 0.2
         assert rounded.share < 0.1
 
+    def test_gradient_of_a_table_sums_over_the_tokens_that_read_a_row(self) -> None:
+        """`dtable` has power where a row is read often, and none where no row is read twice."""
+        kernel = kernel_of(lambda ids, table: table[ids], "ids: token(V)[T], table[V,D] -> y[T,D]")
+
+        def power(vocabulary: int) -> float:
+            return power_of(
+                kernel,
+                {"V": vocabulary, "D": 8},
+                judged="parameter_gradients",
+                data={"dy": NORMAL},
+                policy_state={"table": ONES},
+                lengths=(40,) if vocabulary < 8 else (4,),
+            ).share
+
+        assert power(2) > 0.5
+        assert power(4096) == 0
+
     def test_gradient_of_a_norm_shows_sums_of_the_forward(self) -> None:
         """The gradient of a norm depends on its sum of squares, also where dy is exact."""
         kernel = RMS_NORM.kernels()[0]

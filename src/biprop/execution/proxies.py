@@ -148,6 +148,7 @@ def parameter_gradient_shares(prepared: Prepared, dtypes: Mapping[str, torch.dty
         for term in _terms(prepared, signature.token_arguments, everything)
         if _TOKEN in term.labels
     ]
+    tokens += _indicators(prepared, everything)
     shares = []
     for parameter in signature.parameters:
         name = f"d{parameter.name}"
@@ -171,6 +172,22 @@ def _factors(upstream: _Term, tokens: list[_Term], wanted: tuple[str, ...]) -> l
         return [upstream, *same[:1]]
     missing = [term for term in tokens if set(wanted) <= {*upstream.free, *term.free}]
     return [upstream, *missing[:1]]
+
+
+def _indicators(prepared: Prepared, tokens: Tensor) -> list[_Term]:
+    """Return, for each id argument, which tokens read which row: the gradient of a table's rows.
+
+    Rows that no token reads are left out, since nothing is added there.
+    """
+    found = []
+    for item in prepared.kernel.signature.arguments:
+        if item.kind == "token" and item.parameter is not None and item.token_axis is not None:
+            ids = prepared.values.tokens[item.name][tokens.to(prepared.device)].cpu()
+            rows = ids.unique()
+            rows = rows[spread(len(rows), _COLUMNS_MAX)]
+            read = (ids[:, None] == rows[None, :]).float()
+            found.append(_Term(name=item.name, values=read, labels=(_TOKEN, item.parameter)))
+    return found
 
 
 def _plain(values: Tensor, reduce: Reducer) -> Tensor:

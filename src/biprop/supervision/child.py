@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import biprop
 from biprop.case import Json
 from biprop.errors import CaseError, DeviceError
 from biprop.supervision.messages import LINE_BYTES_MAX, decode, encode, error_from_data
@@ -297,6 +296,6 @@ def _ended(process: int, seconds: float) -> bool:
 def _environment() -> dict[str, str]:
     # The worker must import this biprop, whether it is installed, on PYTHONPATH, or beside the
     # caller.
-    root = str(Path(biprop.__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
