@@ -88,8 +88,8 @@ def search(
         device: Where the judge runs the kernel, for the report.
         lane: How many examples the profile gives, and how many of each class HOLDS needs.
         profile: How thorough the search is.
-        max_examples: Instead of what the profile says, which may be exceeded by half where a class
-            lacks evidence; this may not.
+        max_examples: Instead of what the profile says. Either is exceeded by up to a half and eight
+            where a class lacks evidence and nothing was found.
         seed: The same seed draws the same cases.
         keep: Stores a fixture and returns its path; None: nothing is stored.
         on_event: Is told what happens.
@@ -104,7 +104,6 @@ def search(
         device=device,
         seed=seed,
         example_count=profile.examples_of(lane) if max_examples is None else max_examples,
-        is_bounded=max_examples is not None,
         tally=Tally(space=space, powered_min=profile.powered_min_of(lane)),
         findings=Findings(judge=judge, space=space, profile=profile, keep=keep),
         on_event=on_event,
@@ -120,7 +119,6 @@ class _Search:
     device: str
     seed: int
     example_count: int
-    is_bounded: bool
     tally: Tally
     findings: Findings
     on_event: Callable[[Event], None] | None
@@ -149,12 +147,7 @@ class _Search:
 
     def _example_count_max(self) -> int:
         """Return how many examples there may be: some more where a class lacks evidence."""
-        if (
-            self.is_bounded
-            or self.findings.items
-            or not self.tally.lacking()
-            or self.tally.is_mostly_rejected
-        ):
+        if self.findings.items or not self.tally.lacking() or self.tally.is_mostly_rejected:
             return self.example_count
         return self.example_count + self.example_count // 2 + 8
 

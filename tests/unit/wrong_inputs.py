@@ -182,7 +182,7 @@ WRONG_SIGNATURES = (
     WrongInput(
         name="more-arguments-than-parameters",
         argv=(TARGET, "--signature", "x[T,H], weight[H], bias[H] -> y[T,H]"),
-        fragment="'norm' cannot be called as (x, weight, bias)",
+        fragment="norm' cannot be called as (x, weight, bias)",
     ),
     WrongInput(
         name="fewer-arguments-than-parameters",
@@ -252,7 +252,9 @@ WRONG_TARGETS = (
     _target("target-suffix", "src/kernels.pyx:norm", "which is not a .py file"),
     _target("target-module-missing", "no_such_module:norm", "no module 'no_such_module'"),
     _target("target-submodule-missing", "json.no_such:norm", "no module 'json.no_such'"),
-    _target("target-module-is-file", "kernels:norm", "write kernels.py:norm"),
+    _target(
+        "target-module-is-file", "wrong:norm", "write wrong.py:norm", wrong_py="def norm(x): ...\n"
+    ),
     _target("target-name-missing", "math:sqrrt", "has no name 'sqrrt': write 'sqrt'"),
     _target("target-member-missing", "json:JSONEncoder.encod", "write 'encode'"),
     _target("target-file-missing", "missing.py:norm", "names no file"),

@@ -27,7 +27,21 @@ from biprop.cli.session import kernel_reference, open_home
 __all__ = ["check"]
 
 
-@click.command(short_help="Search one kernel for batch variance, and shrink what is found.")
+# \b keeps the lines as they are.
+_EXIT_CODES = """\b
+Exit codes:
+  0    held: each class of transforms that applies has enough powered examples
+  1    violated
+  2    wrong use, unsupported, or most cases raised alone: restrict --dims
+  3    vacuous: too little evidence either way
+  130  stopped with Ctrl-C; what was found so far is stored
+"""
+
+
+@click.command(
+    short_help="Search one kernel for batch variance, and shrink what is found.",
+    epilog=_EXIT_CODES,
+)
 @click.argument("target")
 @click.option(
     "--signature",
@@ -89,7 +103,8 @@ __all__ = ["check"]
     "--max-examples",
     type=click.IntRange(1, 10_000_000),
     metavar="N",
-    help="Cases of each direction.  [default: as the profile says]",
+    help="Cases of each direction, and up to half as many more where a class lacks evidence.  "
+    "[default: as the profile says]",
 )
 @click.option(
     "--seed",
@@ -140,13 +155,6 @@ def check(  # noqa: PLR0917  # one parameter an option
       B rows of S     "x[B,S,H], live: mask[B,S] -> y[B,S,H]"
 
     Every cause is shrunk and stored as a fixture, whose id `biprop show` and `biprop replay` take.
-
-    \b
-    Exit codes:
-      0  held: each class of transforms that applies has enough powered examples
-      1  violated
-      2  wrong use, unsupported, or most cases raised alone: restrict --dims
-      3  vacuous: too little evidence either way
     """  # noqa: D301  # \b keeps the lines as they are
     request = Request(
         reference=kernel_reference(

@@ -128,7 +128,9 @@ def _complete_set(draw: Draw, space: Space, tokens_max: int) -> Population:
             return Population(sequences=sequences)
         return Population(sequences=draw_sequences(draw, space, tokens_max=rows, count=count))
     rows = draw_size(draw, min(limits.sequences_max, tokens_max), constants=space.constants)
-    return Population(sequences=draw_sequences(draw, space, tokens_max=tokens_max, count=rows))
+    # Many rows of many tokens would only make a long sum longer, and its kernels are the slowest.
+    room = min(tokens_max, 2 * limits.tokens_max)
+    return Population(sequences=draw_sequences(draw, space, tokens_max=room, count=rows))
 
 
 def _token_wise(draw: Draw, space: Space, present: frozenset[str], tokens_max: int) -> Population:

@@ -82,7 +82,7 @@ def transforms_in_words(case: Case) -> str:
         values = {name: value for name, value in data.values.items() if value not in (False, 0, "")}
         fields = ", ".join(f"{name}={value!r}" for name, value in values.items())
         written.append(f"{data.name}({fields})")
-    return plain(" + ".join(written)) or "none: the same call differs from run to run"
+    return plain(" + ".join(written)) or "none"
 
 
 def data_in_words(case: Case) -> str:

@@ -1,0 +1,103 @@
+"""The batch variance of PyTorch's own product is found, shrunk, shown and replayed elsewhere."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from tests.cli.commands import run_alone
+
+TARGET = "torch.nn.functional:linear"
+SIGNATURE = "input[T,K], weight[N,K] -> out[T,N]"
+NONZERO_MAX = 3
+SECONDS_MAX = 60
+# Run by `python -I -S`: neither the user's folders nor .pth files, by which a tree is installed,
+# are on the path, and biprop itself is refused.
+WITHOUT_BIPROP = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "biprop":
+            raise ImportError("biprop is not installed here")
+sys.meta_path.insert(0, Refuse())
+sys.path += sys.argv[2:]
+source = open(sys.argv[1]).read()
+exec(compile(source, sys.argv[1], "exec"), {"__name__": "__main__"})
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("float32", ("--transforms", "T1", "--max-examples", "8")),
+        ("bfloat16", ("--max-examples", "40")),
+    ],
+)
+def test_linear_is_found_shown_and_replayed(
+    dtype: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """One session: check, show --issue, replay from its text, show --script, run that alone."""
+    words = ("--signature", SIGNATURE, "--dtype", dtype, *options, "--json")
+    found = run_alone("check", TARGET, *words, "--store", "found", folder=tmp_path)
+
+    assert (found.code, found.data["verdict"]) == (1, "DRIFTS"), found
+    assert float(str(found.data["seconds"])) < SECONDS_MAX
+    first = found.causes[0]
+    path = tmp_path / str(first["path"])
+    fixture = json.loads(path.read_text())
+    assert _nonzero_count(fixture["case"]) <= NONZERO_MAX
+
+    identity = str(first["fixture_id"])
+    issue = run_alone("show", identity, "--issue", "--store", "found", folder=tmp_path)
+    assert issue.code == 0
+    # Another folder and process, with nothing but the text.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    words = ("replay", "-", "--allow-target", TARGET)
+    replayed = run_alone(*words, folder=elsewhere, text=f"Hello,\n\n{issue.out}\nBye\n")
+    assert replayed.code == 1
+    assert replayed.out.startswith(f"FAILED  {identity[:8]}")
+
+    script = run_alone("show", identity, "--script", "--store", "found", folder=tmp_path)
+    assert script.code == 0
+    difference = fixture["expect"]["mismatches"][0]["first"]
+    (elsewhere / "finding.py").write_text(script.out)
+    alone = _run_without_biprop(elsewhere / "finding.py")
+    assert (alone.returncode, alone.stderr) == (1, "")
+    assert f"canonical    {difference['canonical_bits']}" in alone.stdout
+    assert f"transformed  {difference['transformed_bits']}" in alone.stdout
+
+
+def test_interpreter_without_biprop_has_none(tmp_path: Path) -> None:
+    """What the script above runs in really refuses to import biprop, and has torch."""
+    (tmp_path / "probe.py").write_text(
+        "import importlib.util, torch\n"
+        "try:\n    import biprop\nexcept ImportError as error:\n    print(error)\n"
+    )
+
+    assert _run_without_biprop(tmp_path / "probe.py").stdout == "biprop is not installed here\n"
+
+
+def _run_without_biprop(script: Path) -> "subprocess.CompletedProcess[str]":
+    paths = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", WITHOUT_BIPROP, str(script), *paths],
+        cwd=script.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def _nonzero_count(case: dict[str, dict[str, dict[str, object]]]) -> int:
+    """Count the values written out; tensors of one kind throughout count as none."""
+    count = 0
+    for recipe in (*case["data"].values(), *case.get("policy_state", {}).values()):
+        assert recipe["kind"] in {"zeros", "ones", "explicit"}
+        points = recipe.get("points", [])
+        assert isinstance(points, list)
+        count += len(points)
+    return count
