@@ -143,7 +143,7 @@ class Findings:
             constants=self.space.constants,
             # The first finding says most; further ones may not cost many times as much.
             budget_runs=self.profile.minimise_runs // (4 if self.items else 1),
-            budget_seconds=self.profile.minimise_seconds / (4 if self.items else 1),
+            budget_seconds=self._seconds(failure) / (4 if self.items else 1),
             clock=judged.clock,
         )
         fixture = make_fixture(
@@ -157,6 +157,12 @@ class Findings:
         if judged.is_stopped:
             raise KeyboardInterrupt
         return is_new
+
+    def _seconds(self, failure: Failure) -> float:
+        # Each step of shrinking a crash may cost a worker, seconds long, so that the smallest case
+        # would be waited for longer than it is worth; a larger one replays as well.
+        share = 1 / 3 if failure.outcome.verdict is Verdict.CRASHES else 1
+        return self.profile.minimise_seconds * share
 
     def _add(self, failure: Failure, fixture: Fixture, outcome: Outcome) -> bool:
         """Add a finding, or count it where its classes shrank to those of an earlier one."""
