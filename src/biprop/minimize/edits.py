@@ -23,6 +23,7 @@ __all__ = [
     "keep_sequences",
     "normalised",
     "recipes_of",
+    "with_ids",
     "with_length",
     "with_lengths",
     "with_neighbours",
@@ -111,6 +112,24 @@ def keep_sequences(case: Case, ids: set[int]) -> Case:
         for name, recipe in case.data.items()
     }
     return attrs.evolve(case, sequences=kept, data=data)
+
+
+def with_ids(case: Case, new: dict[int, int]) -> Case:
+    """Return `case` with other ids of sequences or neighbours; listed values move with them."""
+    sequences = tuple(attrs.evolve(item, id=new.get(item.id, item.id)) for item in case.sequences)
+    data = {
+        name: attrs.evolve(
+            recipe,
+            points=tuple(
+                attrs.evolve(point, at={**point.at, SEQUENCES: new[point.at[SEQUENCES]]})
+                if point.at.get(SEQUENCES) in new
+                else point
+                for point in recipe.points
+            ),
+        )
+        for name, recipe in case.data.items()
+    }
+    return attrs.evolve(case, sequences=sequences, data=data)
 
 
 def recipes_of(case: Case) -> dict[str, Recipe]:

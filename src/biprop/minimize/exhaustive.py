@@ -1,12 +1,12 @@
-"""Exhaustive search: the smallest structure that fails, by trying all structures in the order of their cost.
+"""Exhaustive search: the smallest structure that fails, by trying all in the order of their cost.
 
 The yardstick of the minimiser, which only walks downhill: `ci/smallest` runs this for the planted
 kernels, and `tests/power` compares what `biprop.minimize.minimise` reaches with what stands here.
 Far too dear for findings.
 
 A structure is everything of a case but its data: sequences and their lengths, transforms with
-their fields, and dimensions. It fails if any of a fixed list of designs fails: a few listed numbers,
-cancelling values, normal ones (`designs`).
+their fields, and dimensions. It fails if any of a fixed list of designs fails: a few listed
+numbers, cancelling values, normal ones (`designs`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,7 +128,7 @@ def structures(
     legal: Callable[[Case], str],
 ) -> Iterator[Case]:
     """Yield all legal structures within bounds in the order of their cost, with ones for data."""
-    for slots, surroundings in sorted(_levels(signature, base, bounds, judged).items()):
+    for _, surroundings in sorted(_levels(signature, base, bounds, judged).items()):
         # One number of slots after the other, so that dimensions are multiplied out only as far as
         # needed.
         kept = _distinct(signature, surroundings)
@@ -145,7 +145,7 @@ def structures(
 def _levels(
     signature: Signature, base: Case, bounds: Bounds, judged: Iterable[Judged]
 ) -> dict[int, list[Case]]:
-    """Return sequences with compositions by their slots; dimensions are 2, so that strides differ."""
+    """Return sequences with compositions by slots; dimensions are 2, so that strides differ."""
     levels: dict[int, list[Case]] = {}
     for kind in judged:
         data, parameters = recipes_needed(signature, kind)
@@ -164,7 +164,7 @@ def _levels(
 
 
 def _distinct(signature: Signature, cases: list[Case]) -> list[Case]:
-    """Return the cheapest of all cases that amount to the same call, without those that change nothing."""
+    """Return the cheapest case of each call, without calls that change nothing."""
     seen = set()
     kept = []
     for case in sorted(cases, key=lambda case: cost(signature, case)):
@@ -306,7 +306,9 @@ def _triples(size: int) -> list[tuple[int, int, int]]:
         (middle, middle + 1, 0),
         (last - 1, last, 0),
     ]
-    return [places for places in dict.fromkeys(chosen) if len({*places}) == 3 and max(places) <= last]
+    return [
+        places for places in dict.fromkeys(chosen) if len({*places}) == 3 and max(places) <= last
+    ]
 
 
 def _listed(case: Case, name: str, axis: str, values: tuple[tuple[int | None, float], ...]) -> Case:

@@ -16,7 +16,13 @@ from biprop.minimize.edits import recipes_of, with_recipe
 from biprop.minimize.trial import Trial
 from biprop.signature import Argument, Signature
 
-__all__ = ["find_witness", "has_points", "replace_points", "replaced"]
+__all__ = [
+    "find_witness",
+    "has_points",
+    "replace_points",
+    "replaced",
+    "witnesses_over_tokens",
+]
 
 # 2**12 + 2**-12 is a tie in float32: the small term is lost unless the large ones cancel first.
 # All three are exact in bfloat16 and float16.
@@ -132,6 +138,18 @@ def _smaller_than(size: object) -> list[int]:
     return sorted({1, 2, 3, 4, size // 2, size - 1} & set(range(1, size)))
 
 
+def witnesses_over_tokens(case: Case) -> Iterator[Case]:
+    """Yield `case` with few witnesses over the tokens of each tensor, and ones elsewhere."""
+    plain = case
+    for name in recipes_of(case):
+        plain = with_recipe(plain, name, Recipe(kind="ones"))
+    longest = max(sequence.length for sequence in case.sequences)
+    for name in case.data:
+        target = _Target(name=name, axis=TOKENS, size=longest)
+        for places in _triples(longest)[:_TRIES_SMALLER]:
+            yield _with_points(plain, target, tuple(zip(places, _SIGNED, strict=True)))
+
+
 def _places(size: int, count: int) -> list[tuple[int, ...]]:
     last, middle = size - 1, size // 2
     chosen: dict[int, list[tuple[int, ...]]] = {
@@ -146,9 +164,11 @@ def _places(size: int, count: int) -> list[tuple[int, ...]]:
             (0, last, 1),
             (1, middle, 0),
             (0, last, last - 1),
+            (middle, middle + 1, 0),
+            (0, middle, middle + 1),
         ],
     }
-    return [places for places in chosen[count] if len(set(places)) == count]
+    return [places for places in chosen[count] if len(set(places)) == count and max(places) <= last]
 
 
 def _targets(trial: Trial) -> list[_Target]:

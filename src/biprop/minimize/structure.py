@@ -10,13 +10,14 @@ from functools import partial
 import attrs
 
 from biprop.case import Case, Execution, with_value
-from biprop.data.recipe import SEQUENCES, TOKENS
+from biprop.data.recipe import TOKENS
 from biprop.errors import BipropError
 from biprop.layout.records import FILLS
 from biprop.minimize.edits import (
     find,
     keep_sequences,
     recipes_of,
+    with_ids,
     with_length,
     with_lengths,
     with_neighbours,
@@ -228,19 +229,5 @@ def _simplify_word(trial: Trial, path: tuple[int | str, ...], value: str) -> Non
 
 
 def _renumbered(case: Case) -> Case:
-    """Return `case` with ids from 0 on; listed values move with them."""
-    new = {sequence.id: index for index, sequence in enumerate(case.sequences)}
-    sequences = tuple(attrs.evolve(item, id=new[item.id]) for item in case.sequences)
-    data = {
-        name: attrs.evolve(
-            recipe,
-            points=tuple(
-                attrs.evolve(point, at={**point.at, SEQUENCES: new[point.at[SEQUENCES]]})
-                if point.at.get(SEQUENCES) in new
-                else point
-                for point in recipe.points
-            ),
-        )
-        for name, recipe in case.data.items()
-    }
-    return attrs.evolve(case, sequences=sequences, data=data)
+    """Return `case` with ids from 0 on."""
+    return with_ids(case, {item.id: index for index, item in enumerate(case.sequences)})

@@ -12,17 +12,19 @@ from itertools import count as count_from
 import attrs
 
 from biprop.case import Case, with_value
+from biprop.data.recipe import SEQUENCES, TOKENS
 from biprop.minimize.edits import (
     find,
+    with_ids,
     with_length,
     with_neighbours,
     with_transform,
     without,
 )
 from biprop.minimize.integers import descend
-from biprop.minimize.points import replaced
+from biprop.minimize.points import replaced, witnesses_over_tokens
 from biprop.minimize.trial import Trial
-from biprop.sequence import LogicalSequence
+from biprop.sequence import NEIGHBOUR_ID_FIRST, LogicalSequence
 from biprop.signature import Signature
 from biprop.transforms import (
     AddDeadRows,
@@ -40,6 +42,7 @@ _POPULATION = "AddNeighbours.count"
 _SIZE_MAX = 4096
 _PLAIN_MAX = 40
 _PLACES = 8
+_LENGTH_MAX = 12
 _WATCHED_MAX = 8
 
 
@@ -63,6 +66,11 @@ def _exchanges(signature: Signature, case: Case, slots: int) -> Iterator[Case]:
         yield from _neighbours_to_watched(case)
         yield from _merged(case)
         yield from _all_to_population(case, slots)
+        if signature.sequence_wise:
+            yield from _all_to_dead_rows(case, slots)
+        yield from _listed_neighbours(case)
+    else:
+        yield from _all_to_one(case)
     if signature.layout != "packed":
         yield from _ragged_to_padding(case)
     yield from _simpler_position(case)
@@ -118,6 +126,28 @@ def _merged(case: Case) -> Iterator[Case]:
             yield attrs.evolve(case, sequences=pair)
 
 
+def _listed_neighbours(case: Case) -> Iterator[Case]:
+    """Only the neighbours that listed values name, first of all."""
+    named = {
+        point.at[SEQUENCES]
+        for recipe in case.data.values()
+        for point in recipe.points
+        if point.at.get(SEQUENCES, 0) >= NEIGHBOUR_ID_FIRST
+    }
+    if 0 < len(named) < _count(case):
+        new = {old: NEIGHBOUR_ID_FIRST + index for index, old in enumerate(sorted(named))}
+        yield with_neighbours(with_ids(case, new), len(named))
+
+
+def _all_to_one(case: Case) -> Iterator[Case]:
+    """One sequence in place of several, with listed values over its tokens."""
+    total = sum(sequence.length for sequence in case.sequences)
+    if len(case.sequences) > 1:
+        for length in range(3, min(_LENGTH_MAX, total) + 1):
+            only = attrs.evolve(case.sequences[0], prompt_length=0, length=length)
+            yield from witnesses_over_tokens(attrs.evolve(case, sequences=(only,)))
+
+
 def _neighbours_to_watched(case: Case) -> Iterator[Case]:
     """Watched sequences in place of few neighbours that have a place or a length of their own."""
     place, content, count = find(case, PlaceWatched), find(case, ReplaceNeighbours), _count(case)
@@ -151,6 +181,18 @@ def _all_to_population(case: Case, slots: int) -> Iterator[Case]:
     for plain in (alone, bare):
         for count in dict.fromkeys((*range(min(_PLAIN_MAX, slots)), slots - 1)):
             yield with_neighbours(plain, count)
+
+
+def _all_to_dead_rows(case: Case, slots: int) -> Iterator[Case]:
+    """Empty rows or segments beside one sequence of any length, in place of everything else."""
+    if find(case, AddNeighbours) is None and len(case.sequences) == 1:
+        return
+    bare = attrs.evolve(case, transforms=(), shared_prefix=0, sequences=case.sequences[:1])
+    for length in range(1, min(_LENGTH_MAX, slots)):
+        for count in (1, 3):
+            lone = with_transform(with_length(bare, 0, length), AddDeadRows(count=count))
+            yield lone
+            yield from replaced(lone, axis=TOKENS, size=length)
 
 
 def _ragged_to_padding(case: Case) -> Iterator[Case]:

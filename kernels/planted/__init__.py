@@ -1,0 +1,16 @@
+"""Planted kernels: known defects of known kinds, each beside a healthy twin one line apart.
+
+They promise nothing and are no operators: `tests/power` proves with them that the suite finds what
+is there and nothing else. `smallest.json` holds the smallest failing structure of each, as
+`ci/smallest` found it by trying all.
+"""
+
+from biprop.kernels.planted.gradients import GRADIENTS
+from biprop.kernels.planted.records import Extent, Mechanism, Planted
+from biprop.kernels.planted.row_wise import ROW_WISE
+from biprop.kernels.planted.sequence_wise import SEQUENCE_WISE
+from biprop.kernels.planted.tiles import TILES
+
+__all__ = ["PLANTED", "Extent", "Mechanism", "Planted"]
+
+PLANTED: tuple[Planted, ...] = (*ROW_WISE, *SEQUENCE_WISE, *GRADIENTS, *TILES)

@@ -1,0 +1,87 @@
+"""What is known of a planted kernel, and of the healthy twin beside it."""
+
+from typing import Literal
+
+import attrs
+
+from biprop.case import Dtype
+from biprop.operators import Kernel, KernelFunction
+from biprop.signature import parse_restrictions, parse_signature
+
+__all__ = ["Extent", "Mechanism", "Planted"]
+
+# Kinds of defect, as public reports show them: another path by shape, another split of a sum, a
+# wrong index, dead or stale memory read, a statistic of the batch, lost segment starts, slots taken
+# for positions, another path by alignment or in the rest of a tile, gradients alone, and unordered
+# sums.
+Mechanism = Literal[
+    "SHAPE", "SPLIT", "INDEX", "MEMB", "BSTAT", "SEGM", "POS", "TAIL", "GRAD", "ATOM"
+]
+
+
+@attrs.frozen(kw_only=True)
+class Extent:
+    """How far the exhaustive search goes: the bounds of `biprop.minimize.exhaustive`.
+
+    Attributes:
+        slots: Physical slots.
+        dims: Sizes by free dimension.
+        wide: Free dimensions above 1.
+        transforms: Active transforms.
+        sequences: Watched sequences.
+        length: Tokens of a sequence.
+    """
+
+    slots: int
+    dims: dict[str, int]
+    wide: int = 8
+    transforms: int = 1
+    sequences: int = 2
+    length: int = 2
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Planted:
+    """A kernel with one known defect, and its twin without.
+
+    Attributes:
+        name: Unique among the planted kernels.
+        mechanism: Kind of defect.
+        signature: Text of the signature of both.
+        function: The kernel with the defect.
+        healthy: The same without; one line apart.
+        exposed_by: The classes, as they are counted, that show the defect without any other: of 400
+            small examples with that class, and T1 where it needs neighbours, one fails that holds
+            once the class is taken out. The others show it in none.
+        extent: How far its smallest failing structure is looked for (`smallest.json`).
+        direction: `forward` or `backward`.
+        dtypes: In which it shows.
+        dims: Restrictions of the free dimensions.
+        deterministic: False where the same call gives different bits from run to run.
+        interpreted: Whether Triton's interpreter runs it on a CPU, so that cases must be small.
+    """
+
+    name: str
+    mechanism: Mechanism
+    signature: str
+    function: KernelFunction
+    healthy: KernelFunction
+    exposed_by: tuple[str, ...]
+    extent: Extent
+    direction: Literal["forward", "backward"] = "forward"
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    dims: str = ""
+    deterministic: bool = True
+    interpreted: bool = False
+
+    def kernel(self, *, healthy: bool = False) -> Kernel:
+        """Return the planted kernel, or its twin, as an unregistered kernel."""
+        function = self.healthy if healthy else self.function
+        target = f"{function.__module__}:{function.__name__}"  # type: ignore[attr-defined]  # a plain function
+        return Kernel(
+            operator=target,
+            target=target,
+            signature=parse_signature(self.signature),
+            function=function,
+            restrictions=parse_restrictions(self.dims),
+        )

@@ -1,0 +1,145 @@
+"""Power: the exhaustive search, and the file that it wrote."""
+
+import attrs
+import pytest
+from tests.power.smallest import entries, main
+from tests.power.trials import space_of
+
+from biprop.case import Case
+from biprop.generation import illegal_in, simplest_case
+from biprop.judgment import Cause, Outcome, Verdict
+from biprop.kernels.planted import PLANTED, Planted
+from biprop.minimize import cost
+from biprop.minimize.exhaustive import Bounds, designs, in_words, search_smallest, structures
+
+QUICKEST = ["quantise_by_batch", "sum_by_alignment", "masked_sum_by_product", "rotate_by_slot"]
+
+
+def planted_by(name: str) -> Planted:
+    """Return a planted kernel."""
+    return next(planted for planted in PLANTED if planted.name == name)
+
+
+def cases_within(name: str, bounds: Bounds) -> list[Case]:
+    """List the structures of a planted kernel within bounds."""
+    space = space_of(planted_by(name), "float32")
+    return list(
+        structures(
+            space.signature,
+            simplest_case(space),
+            bounds,
+            judged=("outputs",),
+            legal=lambda case: illegal_in(space, case),
+        )
+    )
+
+
+def test_every_planted_kernel_was_searched() -> None:
+    """The file has an entry for each planted kernel and dtype, and few where nothing was found."""
+    found = entries()
+    bound = [key for key, entry in found.items() if entry.get("bound")]
+
+    assert list(found) == [(planted.name, dtype) for planted in PLANTED for dtype in planted.dtypes]
+    assert len(bound) <= 0.05 * len(found)
+
+
+@pytest.mark.parametrize("name", QUICKEST)
+def test_search_finds_again_what_the_file_says(name: str) -> None:
+    """The command, run again on the quickest, changes no entry."""
+
+    assert main(["--check", name]) == 0
+
+
+def test_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that no planted kernel has ends the command with 2 and one sentence."""
+
+    assert main(["nothing"]) == 2
+    assert capsys.readouterr().err == "smallest: 'nothing' is no planted kernel.\n"
+
+
+def test_structures_come_in_the_order_of_their_cost() -> None:
+    """Costs never fall from one structure to the next, and all of them lie within the bounds."""
+    bounds = Bounds(slots=3, dims={"H": 2})
+    found = [cost(planted_by("scale_by_row").kernel().signature, case) for case in
+             cases_within("scale_by_row", bounds)]  # fmt: skip
+
+    assert len(found) > 100
+    assert found == sorted(found)
+    assert max(item.slots for item in found) == 3
+    assert max(item.transforms for item in found) == 1
+
+
+def test_structures_have_every_class() -> None:
+    """Transforms of all classes that apply to independent tokens are tried."""
+    names = {
+        data.name
+        for case in cases_within("scale_by_row", Bounds(slots=3, dims={"H": 1}))
+        for data in case.transforms
+    }
+
+    assert names == {
+        "AddNeighbours",
+        "GatherActive",
+        "MoveStorage",
+        "PadSlots",
+        "PermuteRows",
+        "PlaceWatched",
+        "ReplaceNeighbours",
+        "SplitBatch",
+    }
+
+
+def test_first_failing_structure_is_returned() -> None:
+    """Of two structures that fail, the cheaper is found, and those before it were tried."""
+    space = space_of(planted_by("scale_by_row"), "float32")
+
+    def judge(case: Case) -> Outcome:
+        fails = case.dims["H"] >= 2 and len(case.sequences) == 1 and len(case.transforms) == 1
+        cause = Cause(verdict=Verdict.DRIFTS, direction="forward", output="y") if fails else None
+        return Outcome(verdict=Verdict.DRIFTS if fails else Verdict.HOLDS, cause=cause)
+
+    bounds = Bounds(slots=2, dims={"H": 3})
+    base = simplest_case(space)
+    found = search_smallest(
+        space.signature,
+        base,
+        bounds,
+        judged=("outputs",),
+        judge=judge,
+        legal=lambda case: illegal_in(space, case),
+    )
+
+    assert found.case is not None
+    assert in_words(found.case) == "sequence of 1; MoveStorage(offset=1); H=2"
+    assert found.structures > 1
+
+
+def test_exhausted_bounds_are_said() -> None:
+    """Where nothing fails, every structure was tried with every design, and no case is returned."""
+    space = space_of(planted_by("scale_by_row"), "float32")
+    bounds = Bounds(slots=2, dims={"H": 3})
+    found = search_smallest(
+        space.signature,
+        simplest_case(space),
+        bounds,
+        judged=("outputs",),
+        judge=lambda _: Outcome(verdict=Verdict.HOLDS),
+        legal=lambda case: illegal_in(space, case),
+    )
+    tried = cases_within("scale_by_row", bounds)
+
+    assert found.case is None
+    assert found.structures == len(tried)
+    assert found.runs == sum(len(list(designs(space.signature, case))) for case in tried)
+
+
+def test_designs_change_nothing_but_data() -> None:
+    """All designs of a structure have its cost without data, and are legal."""
+    space = space_of(planted_by("linear_gemv"), "float32")
+    plain = attrs.evolve(simplest_case(space), dims={"K": 5, "N": 2})
+    made = list(designs(space.signature, plain))
+    wanted = cost(space.signature, plain).structure
+
+    assert len(made) > 8
+    assert {cost(space.signature, case).structure for case in made} == {wanted}
+    assert [illegal_in(space, case) for case in made] == [""] * len(made)
