@@ -35,7 +35,7 @@ use_here() {
   local missing
   missing=$("$python" - <<'PY'
 import importlib.util
-names = ("attrs", "cattrs", "hypothesis", "jinja2", "numpy", "pytest", "rich", "torch", "typer", "xdist")
+names = ("attrs", "cattrs", "click", "hypothesis", "jinja2", "numpy", "pytest", "rich", "torch", "xdist")
 print(*(name for name in names if importlib.util.find_spec(name) is None))
 PY
   ) || fail "$python does not start."
