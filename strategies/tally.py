@@ -123,7 +123,10 @@ class Tally:
             f"{self._counts.get((judged, name), ClassCount()).powered} of {self.powered_min}"
             for judged, name in sorted(lacking)
         ]
-        return f"Too few powered examples: {', '.join(words)}."
+        return (
+            f"Too few powered examples: {', '.join(words)}; raise --max-examples, or leave a class "
+            "out with --transforms."
+        )
 
     def class_counts(self) -> dict[str, ClassCount]:
         """Return the counts by class, and a reason where one does not apply."""

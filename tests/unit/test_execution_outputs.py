@@ -185,6 +185,36 @@ class TestMarks:
 
         assert differing(canonical, transformed) == {"x": 0, "x (dead slots)": 8}
 
+    def test_dead_slots_that_nothing_tells_may_be_written(self) -> None:
+        """A kernel that sees tokens alone cannot know which of them are dead."""
+
+        def doubled(x: Tensor) -> None:
+            x *= 2
+
+        canonical, transformed = both(
+            kernel_of(doubled, "x![T,H] ->"), PadSlots(amount=1, fill="one")
+        )
+
+        assert differing(canonical, transformed) == {"x": 0}
+
+    def test_writing_into_an_unmarked_argument_is_refused(self) -> None:
+        """One sentence names the argument, be it written by torch or behind its back."""
+
+        def by_torch(x: Tensor, weight: Tensor) -> Tensor:
+            y = x * weight
+            weight.add_(1)
+            return y
+
+        def by_address(x: Tensor, weight: Tensor) -> Tensor:
+            y = x * weight
+            weight.numpy()[0] = 7
+            return y
+
+        for kernel in (by_torch, by_address):
+            with pytest.raises(OutputError, match="writes into argument 'weight'") as caught:
+                run_canonical(prepared_of(kernel_of(kernel, "x[T,H], weight[H] -> y[T,H]")))
+            assert "weight![H]" in str(caught.value)
+
     def test_a_supplied_output_is_poisoned_and_judged(self) -> None:
         """What the kernel leaves out of it keeps the poison."""
         seen: list[bool] = []

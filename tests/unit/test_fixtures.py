@@ -111,8 +111,9 @@ class TestIssueText:
             lambda text: f"```sh\nbiprop replay -\n```\n\n`````json\n{text}`````\n",
             lambda text: f"```json\n{text}",
             lambda text: "\ufeff" + text,
+            lambda text: "".join(f"> {line}\n" for line in f"```json\n{text}```".splitlines()),
         ],
-        ids=["fenced", "crlf", "list", "tildes", "second", "open", "mark"],
+        ids=["fenced", "crlf", "list", "tildes", "second", "open", "mark", "quoted"],
     )
     def test_fixture_is_found(self, wrap: Callable[[str], str]) -> None:
         """Fences, line ends and the indentation of a list do not matter."""

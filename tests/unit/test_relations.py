@@ -135,11 +135,11 @@ class TestVerdicts:
     def test_changed_dead_slots_drift_under_their_own_name(self) -> None:
         """A kernel that writes into dead slots of its argument drifts although its tokens hold."""
 
-        def in_place(x: Tensor) -> None:
+        def in_place(x: Tensor, _: Tensor) -> None:
             x += 1
 
         padding = TransformData(name="PadSlots", values={"amount": 2, "side": "right"})
-        outcome = judged(in_place, padding, signature="x![T,H] ->")
+        outcome = judged(in_place, padding, signature="x![T,H], offsets: offsets[B+1] ->")
 
         assert outcome.cause is not None
         assert outcome.cause.output == "x (dead slots)"

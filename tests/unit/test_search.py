@@ -269,7 +269,7 @@ def test_lacking_class_is_vacuous() -> None:
     report, _ = searched(rule)
 
     assert (report.verdict, report.exit_code) == (Verdict.VACUOUS, 3)
-    assert report.message == "Too few powered examples: T5 has 0 of 5."
+    assert report.message.startswith("Too few powered examples: T5 has 0 of 5;")
     assert report.classes["T5"].vacuous > 10
     # Some more examples than asked for were spent on it.
     assert 120 < report.examples <= 188

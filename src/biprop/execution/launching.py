@@ -18,6 +18,7 @@ from biprop.execution.frame import Frame
 from biprop.execution.outputs import Collector, checked, flat_slots
 from biprop.execution.poison import Poisoner, dirty_blocks
 from biprop.execution.records import DEAD_SLOTS
+from biprop.execution.untouched import watch
 from biprop.execution.values import dtype_of
 from biprop.operators import Kernel
 from biprop.signature import Argument, Signature
@@ -44,6 +45,7 @@ class Session:
         poisoner: Poisons fresh memory.
         collector: Takes what is compared.
         dead: By name of a mutated argument.
+        called: Functions that were called already: the first call of each is looked at closer.
     """
 
     kernel: Kernel
@@ -52,6 +54,7 @@ class Session:
     poisoner: Poisoner
     collector: Collector
     dead: dict[str, DeadSlots] = attrs.field(factory=dict)
+    called: set[str] = attrs.field(factory=set)
 
     def call(
         self,
@@ -62,15 +65,23 @@ class Session:
         *,
         role: Literal["forward", "backward"] = "forward",
     ) -> object:
-        """Call a kernel once, over poisoned memory; what it raises is not caught."""
+        """Call a kernel once, over poisoned memory; what it raises is not caught.
+
+        Raises:
+            OutputError: It wrote into an argument that carries no mark.
+        """
         if frame.device.type == "cuda":
             sizes = [_size(output, frame, self.case) for output in signature.outputs if output.dims]
             if dirty_blocks(sizes, frame.device, self.poisoner.poison):
                 self.poisoner.reached = True
         if any(argument.is_supplied_output for argument in signature.arguments):
             self.poisoner.reached = True
+        untouched = watch(signature, arguments, bits=role not in self.called)
+        self.called.add(role)
         with self.poisoner.watching(role):
-            return function(*arguments, **self.kernel.call)
+            returned = function(*arguments, **self.kernel.call)
+        untouched.check()
+        return returned
 
     def finish(self, names: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the outputs, and what dead slots were expected to hold."""
@@ -108,7 +119,12 @@ def launch_forward(session: Session, frame: Frame, *, launch: int) -> None:
 def _dead_of(
     signature: Signature, arguments: list[object], frame: Frame
 ) -> list[tuple[Argument, Tensor, Tensor]]:
-    """Return the mutated arguments that have dead slots, with those slots."""
+    """Return the mutated arguments that have dead slots, with those slots.
+
+    A kernel that nothing tells which slots are dead cannot leave them alone.
+    """
+    if not (signature.has_mask or signature.has_lengths or signature.has_offsets):
+        return []
     found = []
     for argument, value in zip(signature.arguments, arguments, strict=True):
         if not argument.is_mutated or argument.token_axis is None:

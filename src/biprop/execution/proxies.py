@@ -183,7 +183,7 @@ def _indicators(prepared: Prepared, tokens: Tensor) -> list[_Term]:
     for item in prepared.kernel.signature.arguments:
         if item.kind == "token" and item.parameter is not None and item.token_axis is not None:
             ids = prepared.values.tokens[item.name][tokens.to(prepared.device)].cpu()
-            rows = ids.unique()
+            rows = torch.unique(ids)
             rows = rows[spread(len(rows), _COLUMNS_MAX)]
             read = (ids[:, None] == rows[None, :]).float()
             found.append(_Term(name=item.name, values=read, labels=(_TOKEN, item.parameter)))
