@@ -42,6 +42,8 @@ def split_sum(values: Tensor, pieces: int) -> Tensor:
 
 def pairwise_sum(values: Tensor) -> Tensor:
     """Return `values [..., n]` summed as a balanced tree of neighbours."""
+    # Every sum starts at zero, as the others do: one negative zero alone would tell them apart.
+    values = values + 0.0
     while values.shape[-1] > 1:
         padded = torch.nn.functional.pad(values, (0, values.shape[-1] % 2))
         values = padded[..., 0::2] + padded[..., 1::2]

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ["ci/check", "ci/props", "ci/test", ".ci/run"]
+SCRIPTS = ["ci/check", "ci/props", "ci/smallest", "ci/test", ".ci/run"]
 
 
 def run(script: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from itertools import count as count_from
 import attrs
 
 from biprop.case import Case, with_value
-from biprop.data.recipe import SEQUENCES, TOKENS
+from biprop.data.recipe import SEQUENCES, TOKENS, Recipe
 from biprop.minimize.edits import (
     find,
     with_ids,
@@ -91,6 +91,17 @@ def _dead_to_neighbours(case: Case) -> Iterator[Case]:
             if pad is not None and kind is PadSlots and pad.side == "left":
                 # What lay before the watched tokens goes on lying before them.
                 yield with_transform(lively, PlaceWatched(before=added))
+            # Neighbours that must differ from the watched tokens need values of their own.
+            yield _drawn(lively)
+
+
+def _drawn(case: Case) -> Case:
+    simple = {"zeros", "ones", "explicit"}
+    data = {
+        name: Recipe(kind="normal") if recipe.kind in simple else recipe
+        for name, recipe in case.data.items()
+    }
+    return attrs.evolve(case, data=data)
 
 
 def _watched_to_neighbours(signature: Signature, case: Case, slots: int) -> Iterator[Case]:
