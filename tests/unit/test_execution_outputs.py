@@ -213,7 +213,15 @@ class TestMarks:
         for kernel in (by_torch, by_address):
             with pytest.raises(OutputError, match="writes into argument 'weight'") as caught:
                 run_canonical(prepared_of(kernel_of(kernel, "x[T,H], weight[H] -> y[T,H]")))
-            assert "weight![H]" in str(caught.value)
+            # The batch shares it, so no mark is offered.
+            assert "!" not in str(caught.value)
+
+    def test_a_mark_is_offered_where_one_may_stand(self) -> None:
+        """The sentence spells out the argument as it would be written."""
+        kernel = kernel_of(lambda x: x.mul_(2), "x[T,H] -> y[T,H]")
+
+        with pytest.raises(OutputError, match=r"write 'x!\[T,H\]' if that is meant"):
+            run_canonical(prepared_of(kernel))
 
     def test_a_supplied_output_is_poisoned_and_judged(self) -> None:
         """What the kernel leaves out of it keeps the poison."""

@@ -45,10 +45,9 @@ class Untouched:
                 changed = not bool(same_bits(item.values.detach(), item.copy).all())
             if changed:
                 name = item.argument.name
-                marked = item.argument.text.replace(name, f"{name}!", 1)
                 raise OutputError(
-                    f"The target writes into argument '{name}', which carries no mark: write "
-                    f"'{marked}' if that is meant, or copy it in the target."
+                    f"The target writes into argument '{name}', which carries no mark: "
+                    f"{_way_out(item.argument)}."
                 )
 
 
@@ -76,3 +75,10 @@ def watch(signature: Signature, arguments: Sequence[object], *, bits: bool) -> U
 
 def _version(values: Tensor) -> int:
     return values._version  # noqa: SLF001  # how torch counts its writes has no other name
+
+
+def _way_out(argument: Argument) -> str:
+    if argument.token_axis is None or not argument.is_float:
+        return "copy it in the target, since later launches read it too"
+    marked = argument.text.replace(argument.name, f"{argument.name}!", 1)
+    return f"write '{marked}' if that is meant, or copy it in the target"
