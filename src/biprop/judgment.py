@@ -181,7 +181,7 @@ class Outcome:
         classes: Evidence by class of the composition (`T1`, `T4.finite`, ...).
         rejected: Message of a canonical run that raised; the case is then excluded (VACUOUS).
         message: Exception, signal or hang of CRASHES; reason of UNSUPPORTED.
-        rate: Share of repeats that differed from the first run, for NONDETERMINISTIC.
+        rate: Share of runs that differ from the most frequent result, for NONDETERMINISTIC.
         repeats: Runs of each side that the verdict rests on.
         launches: Launches made, repeats included.
         seconds: Wall time by part: `prepare`, `launch`, `compare`, `power`.
