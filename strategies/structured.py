@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from biprop.case import Case, Dtype
+from biprop.case import Case, Dtype, Execution
 from biprop.errors import UsageError
 from biprop.generation import Limits, Space, draw_case, wanted_classes
 from biprop.generation.composition import draw_classes, draw_transforms
-from biprop.generation.generator import judged_in, room_for_tokens
+from biprop.generation.generator import judged_in
 from biprop.generation.population import draw_population
+from biprop.generation.room import room_for_tokens
 from biprop.generation.space import Direction
 from biprop.layout import Layout
 from biprop.sequence import NEIGHBOUR_ID_FIRST, LogicalSequence
@@ -202,7 +203,7 @@ def space_of(
         direction=direction,
         classes=wanted_classes(classes),
         align=align,
-        threads=threads,
+        execution=Execution(threads=threads),
         constants=tuple(constants),
         limits=limits or Limits(),
     )

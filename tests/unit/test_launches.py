@@ -6,7 +6,7 @@ import torch
 
 from biprop.case import Case, Judged, TransformData
 from biprop.data import Recipe
-from biprop.errors import CaseError, UnsupportedError
+from biprop.errors import CaseError
 from biprop.generation.legal import illegal
 from biprop.layout import CANONICAL, Layout
 from biprop.layout.launches import Launch, canonical_launches, joint_launch, launches
@@ -20,6 +20,7 @@ from biprop.transforms import (
     AddNeighbours,
     GatherActive,
     MoveStorage,
+    PackRows,
     PadSlots,
     PermuteRows,
     PlaceWatched,
@@ -37,6 +38,7 @@ WITH_ORDER = parse_signature("x[T,H], offsets: offsets[B+1], order: order[T] -> 
 WITH_MASK = parse_signature("x[B,S,H], mask: mask[B,S] -> y[B,S,H]")
 WITH_LENGTHS = parse_signature("x[B,S,H], lengths: lengths[B] -> y[B,S,H]")
 BLIND = parse_signature("x[B,S,H] -> y[B,S,H]")
+CONTEXTS = parse_signature("q[B,Q,H], k[B,C,H], m: causal_mask[B,Q,C] -> y[B,Q,H]")
 
 SEQUENCES = (
     LogicalSequence(id=3, length=3, prompt_length=1),
@@ -165,14 +167,6 @@ class TestCanonical:
 
         assert joint_launch(BLIND, pool) is None
         assert joint_launch(WITH_MASK, pool) is not None
-
-    def test_queries_and_contexts_are_refused(self) -> None:
-        """Layouts that come later say so in one sentence."""
-        signature = parse_signature("q[B,Q,D], k[B,C,D], m: causal_mask[B,Q,C] -> o[B,Q,D]")
-        pool = token_pool(case_of(), CANONICAL)
-
-        with pytest.raises(UnsupportedError, match="Query and context layouts are not part of"):
-            canonical_launches(signature, pool, case_of())
 
 
 class TestTokenWise:
@@ -369,6 +363,9 @@ ISOLATION = (
     ),
     (WITH_MASK, SplitBatch(cuts=(2,)), {"launches", "segments"}),
     (TOKEN_WISE, GatherActive(scatter=3), {"launches"}),
+    (CONTEXTS, PackRows(per_row=2), {"launches", "segments"}),
+    (CONTEXTS, PadSlots(amount=1, contexts_only=True, fill="one"), {"launches"}),
+    (CONTEXTS, SplitBatch(cuts=(1, 2)), {"launches", "segments"}),
     (WITH_MASK, MoveStorage(offset=1), {"placements"}),
     (WITH_MASK, MoveStorage(dirty=True), {"dirty"}),
 )

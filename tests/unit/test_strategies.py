@@ -20,13 +20,14 @@ from biprop.strategies.profiles import PROFILES, search_settings
 from biprop.strategies.seeded import case_of_seed, seeded_cases
 from biprop.strategies.structured import cases, layouts, sequences, space_of, transforms
 from biprop.strategies.verdicts import ViolationError, raise_violation, violation_class
-from biprop.transforms import AddNeighbours, Transform, transforms_of
+from biprop.transforms import AddNeighbours, SplitBatch, Transform, transforms_of
 
 SIGNATURES = {
     "packed": "x[T,H], weight[H] -> y[T,H]",
     "offsets": "x[T,H], cuts: offsets[B+1] -> y[T,H]",
     "padded": "x[B,S,H], live: mask[B,S] -> y[B,S,H]",
     "logp": "logits[T,V], target: token(V)[T] -> logp: float32[T]",
+    "contexts": "q[B,Q,H,D], k[B,C,H,D], v[B,C,H,D], m: causal_mask[B,1,Q,C] -> o[B,Q,H,D]",
 }
 FEW = settings(
     max_examples=500, database=None, deadline=None, derandomize=False, report_multiple_bugs=False
@@ -77,6 +78,17 @@ def test_cases_shrink_to_one_transform() -> None:
 
     assert transforms_of(case) == (AddNeighbours(count=1),)
     assert case.sequences == (LogicalSequence(id=0, length=1),)
+
+
+def test_chunks_shrink_to_two_single_queries() -> None:
+    """A cut of queries needs two tokens, and no other transform."""
+    case = minimal(
+        cases(SIGNATURES["contexts"]),
+        lambda found: any(isinstance(item, SplitBatch) for item in transforms_of(found)),
+    )
+
+    assert transforms_of(case) == (SplitBatch(cuts=(1,)),)
+    assert [sequence.length for sequence in case.sequences] == [2]
 
 
 def test_lengths_shrink_part_by_part() -> None:

@@ -8,6 +8,7 @@ from biprop.generation.classes import CLASSES, applicability, judged_kinds, want
 from biprop.generation.draw import Draw, RandomDraw
 from biprop.generation.generator import draw_case, illegal_in, simplest_case
 from biprop.generation.legal import illegal, legal_for, recipes_needed
+from biprop.generation.real_sizes import RealSize, held_at, real_sizes
 from biprop.generation.space import LIMITS, Exclusion, Lane, Limits, Space
 
 __all__ = [
@@ -18,13 +19,16 @@ __all__ = [
     "Lane",
     "Limits",
     "RandomDraw",
+    "RealSize",
     "Space",
     "applicability",
     "draw_case",
+    "held_at",
     "illegal",
     "illegal_in",
     "judged_kinds",
     "legal_for",
+    "real_sizes",
     "recipes_needed",
     "simplest_case",
     "wanted_classes",

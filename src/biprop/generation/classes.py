@@ -8,8 +8,11 @@ from collections.abc import Iterable, Sequence
 
 from biprop.case import Judged
 from biprop.errors import UsageError
+from biprop.generation.contexts import knows_dead, reasons_of_contexts
 from biprop.operators import InvarianceDeclaration
 from biprop.signature import Signature
+from biprop.signature.query_context import sides_of
+from biprop.signature.roles import has_contexts
 
 __all__ = [
     "CLASSES",
@@ -73,6 +76,12 @@ def padding_sides(
     signature: Signature, backward_signature: Signature | None = None
 ) -> tuple[str, ...]:
     """Return on which sides dead slots may lie; none, if there may be no dead slot."""
+    if has_contexts(signature):
+        sides = sides_of(signature)
+        if signature.has_order and backward_signature is not None:
+            # A backward without the order takes live slots to come first.
+            sides = tuple(s for s in sides if s == "right" or s in sides_of(backward_signature))
+        return sides
     if signature.layout == "packed":
         # A launch with offsets or lengths ends where they say; only a token-wise one begins
         # anywhere, if its backward needs no sequences either, or finds tokens by their order.
@@ -116,11 +125,14 @@ def applicability(
     reasons["T7"] = "it needs a cache or a chain of operators"
     if not signature.token_wise:
         reasons["T6"] = "a launch needs every token of its sequences"
+    if has_contexts(signature):
+        reasons |= reasons_of_contexts(signature, judged)
     if gradients:
         knows = takes_order(signature, backward_signature)
-        reasons |= _reasons_of_gradients(
+        own = _reasons_of_gradients(
             signature, backward_signature, promised=registered or knows, knows=knows
         )
+        reasons |= {name: reasons[name] or reason for name, reason in own.items()}
     promised = None
     if declaration is not None:
         promised = declaration.parameter_gradients if gradients else declaration.transforms
@@ -165,8 +177,7 @@ def _reasons_of_gradients(
     )
     if not accumulates:
         reasons["T5"] = "the target has no accumulator that launches could carry on"
-    target = backward_signature or signature
-    if not (target.has_mask or target.has_offsets):
+    if not knows_dead(backward_signature or signature):
         reasons["T4.nonfinite"] = (
             "the target takes neither mask nor offsets, so 0 * NaN is not its fault"
         )

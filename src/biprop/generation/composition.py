@@ -15,17 +15,26 @@ from biprop.generation.classes import (
     padding_sides,
     takes_order,
 )
+from biprop.generation.contexts import (
+    FILLS_HARMLESS,
+    has_rows,
+    knows_dead,
+    padding_fault,
+)
 from biprop.generation.draw import Draw
-from biprop.generation.legal import FILLS_HARMLESS, alignment
+from biprop.generation.legal import alignment
 from biprop.generation.population import Population
 from biprop.generation.sizes import draw_size
 from biprop.generation.space import Space
 from biprop.layout.records import FILLS_FINITE, Fill, Side
+from biprop.signature.query_context import chunks_of, names_queries
+from biprop.signature.roles import has_contexts
 from biprop.transforms import (
     AddDeadRows,
     AddNeighbours,
     GatherActive,
     MoveStorage,
+    PackRows,
     PadSlots,
     PermuteRows,
     PlaceWatched,
@@ -48,6 +57,8 @@ _SHARES = {
     "T6": 6,
     "T8": 10,
 }
+# Launches of single queries at the end of a sequence.
+_DECODE_MAX = 4
 # Weights; a fill that is not finite is the more revealing one.
 _FILLS: tuple[Fill, ...] = ("zero", "large", "one", "nan", "inf", "-inf")
 
@@ -117,12 +128,18 @@ def draw_transforms(
                 loudness=population.loudness,
             )
         )
-    padding = _padding(draw, space, judged=judged, present=present)
+    in_contexts = has_contexts(space.signature)
+    pad = _context_padding if in_contexts else _padding
+    padding = pad(draw, space, judged=judged, present=present)
     transforms += padding
     gather: list[Transform] = []
-    if "T6" in present:
+    if "T6" in present and in_contexts:
+        gather = _packing(draw, population)
+    elif "T6" in present:
         gather = _selection(draw, space, population, together=together)
-    if "T5" in present:
+    if "T5" in present and in_contexts:
+        transforms += _chunks(draw, space, population)
+    elif "T5" in present:
         transforms += _schedule(
             draw, space, population, [*padding, *gather], complete=complete, together=together
         )
@@ -154,18 +171,14 @@ def _padding(
     if not fills:
         return []
     signature = space.signature
-    sides: Sequence[str] = padding_sides(signature, space.backward_signature)
-    if judged == "parameter_gradients" and not (
-        space.registered or takes_order(signature, space.backward_signature)
-    ):
-        sides = ("right",) if signature.layout == "packed" else ()
+    sides = _sides(space, judged)
     ways = ["slots"] * 2 * bool(sides) + ["rows"] * signature.sequence_wise
     if sides and signature.sequence_wise:
         ways += ["both"]
     way = draw.choice(ways)
     found: list[Transform] = []
     if way != "rows":
-        side: Side = "right" if draw.choice(sides) == "right" else "left"
+        side = draw.choice(sides)
         # No slot beside the longest row still says where and what the slots of shorter rows are.
         least = (1, 0, 1) if signature.layout == "padded" else (1,)
         amount = draw.choice((*least, draw_size(draw, space.limits.padding_max)))
@@ -173,6 +186,50 @@ def _padding(
     if way != "slots":
         found.append(AddDeadRows(count=draw.choice((1, 3)), fill=draw.choice(fills)))
     return found
+
+
+def _context_padding(
+    draw: Draw, space: Space, *, judged: Judged, present: frozenset[str]
+) -> list[Transform]:
+    fills = _fills(space, judged, present)
+    if not fills:
+        return []
+    signature = space.signature
+    amount = draw.choice((1, 1, draw_size(draw, space.limits.padding_max)))
+    candidates = (
+        PadSlots(side=side, amount=amount, contexts_only=alone, fill=fill)
+        # Without an axis for queries, contexts are always alone.
+        for alone in ((False, True) if names_queries(signature) else (False,))
+        for side in _sides(space, judged)
+        for fill in fills
+    )
+    slots = [
+        candidate
+        for candidate in candidates
+        if not padding_fault(
+            candidate, signature, judged=judged, dtype=space.dtype, is_cut="T5" in present
+        )
+    ]
+    ways = ["slots"] * 2 * bool(slots) + ["rows"] * has_rows(signature)
+    if not ways:
+        return []
+    way = draw.choice([*ways, "both"] if slots and has_rows(signature) else ways)
+    found: list[Transform] = []
+    if way != "rows":
+        found.append(draw.choice(slots))
+    if way != "slots":
+        found.append(AddDeadRows(count=draw.choice((1, 3)), fill=draw.choice(fills)))
+    return found
+
+
+def _sides(space: Space, judged: Judged) -> tuple[Side, ...]:
+    signature = space.signature
+    if judged == "parameter_gradients" and not (
+        space.registered or takes_order(signature, space.backward_signature)
+    ):
+        return ("right",) if signature.layout in {"packed", "packed_query_context"} else ()
+    sides = padding_sides(signature, space.backward_signature)
+    return tuple("right" if side == "right" else "left" for side in sides)
 
 
 def _fills(space: Space, judged: Judged, present: frozenset[str]) -> tuple[Fill, ...]:
@@ -183,7 +240,7 @@ def _fills(space: Space, judged: Judged, present: frozenset[str]) -> tuple[Fill,
     )
     if judged == "parameter_gradients":
         target = space.backward_signature or space.signature
-        if not (target.has_mask or target.has_offsets):
+        if not knows_dead(target):
             return tuple(fill for fill in fills if fill in FILLS_HARMLESS)
     return fills
 
@@ -203,6 +260,31 @@ def _selection(
             return []
         scatter = 1
     return [GatherActive(scatter=scatter)]
+
+
+def _packing(draw: Draw, population: Population) -> list[Transform]:
+    if population.rows < 2:
+        return []
+    return [PackRows(per_row=min(population.rows, draw.choice((2, 2, 3, 8))))]
+
+
+def _chunks(draw: Draw, space: Space, population: Population) -> list[Transform]:
+    """Cut the queries of every sequence: prefill in chunks, and decode at any position."""
+    span = population.longest
+    if span < 2:
+        return []
+    if chunks_of(space.signature) == "decode":
+        # Every query after the first chunk is alone in its launch.
+        first = span - draw.integer(1, min(span - 1, _DECODE_MAX))
+        return [SplitBatch(cuts=tuple(range(first, span)))]
+    way = draw.choice(("one", "one", "two", "decode", "decode", "decode"))
+    place = draw.choice((1, span - 1, draw.integer(1, span - 1)))
+    places = {place}
+    if way == "two":
+        places.add(draw.integer(1, span - 1))
+    if way == "decode":
+        places.add(place + 1)
+    return [SplitBatch(cuts=tuple(sorted(cut for cut in places if cut < span)))]
 
 
 def _schedule(

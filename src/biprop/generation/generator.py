@@ -4,21 +4,27 @@ Every case is legal by construction. The order of the questions puts structure b
 the simplest answer first, so that a case drawn choice by choice shrinks well (`biprop.strategies`).
 """
 
-import math
-from collections.abc import Mapping
-
-from biprop.case import Case, Execution, Judged
+from biprop.case import Case, Judged
 from biprop.errors import UnsupportedError
 from biprop.generation.classes import judged_kinds
 from biprop.generation.composition import draw_classes, draw_transforms
 from biprop.generation.data_mixture import draw_data, simplest_data
 from biprop.generation.draw import Draw
 from biprop.generation.legal import illegal
-from biprop.generation.population import Population, draw_population
-from biprop.generation.sizes import draw_size, settled_sizes, smallest_sizes
+from biprop.generation.population import Population, draw_population, pairs_of
+from biprop.generation.room import (
+    SCORES_MAX,
+    costs,
+    room_for_tokens,
+    scores,
+    smallest,
+    work_max,
+)
+from biprop.generation.sizes import draw_size, settled_sizes
 from biprop.generation.space import Limits, Space
 from biprop.sequence import LogicalSequence
 from biprop.signature import Restrictions
+from biprop.signature.roles import has_contexts
 from biprop.transforms import transform_to_data
 
 __all__ = [
@@ -26,12 +32,13 @@ __all__ = [
     "draw_sizes",
     "illegal_in",
     "judged_in",
-    "room_for_tokens",
     "simplest_case",
 ]
 
 # Drawn values of `scalar` arguments: usual first, then those that only scalars may have.
 _SCALARS = (1.0, 1e-6, 1e-5, 0.5, 2.0, 0.0, -0.25)
+# Query heads that share one head of keys; 1 leaves the sizes as they were drawn.
+_GROUPS = (1, 1, 2, 2, 4, 8)
 # Narrow dtypes show a changed order only in sums of many terms.
 _TERMS_MIN = 64
 
@@ -64,6 +71,7 @@ def draw_case(draw: Draw, space: Space, *, allow_empty: bool = False) -> Case:
         judged=judged,
         backward_signature=space.backward_signature,
         op_class=space.op_class,
+        length=max(sequence.length for sequence in population.sequences),
     )
     return Case(
         dtype=space.dtype,
@@ -75,7 +83,7 @@ def draw_case(draw: Draw, space: Space, *, allow_empty: bool = False) -> Case:
         policy_state=data.policy_state,
         scalars={item.name: draw.choice(_SCALARS) for item in space.signature.scalars},
         transforms=tuple(transform_to_data(transform) for transform in transforms),
-        execution=Execution(threads=space.threads),
+        execution=space.execution,
         seed=draw.integer(0, (1 << 32) - 1),
     )
 
@@ -92,12 +100,12 @@ def simplest_case(space: Space) -> Case:
     return Case(
         dtype=space.dtype,
         judged=judged,
-        dims=dict(smallest_sizes(space.signature.free_dims, _restrictions(space))),
+        dims=smallest(space),
         sequences=(LogicalSequence(id=0, length=1),),
         data=data.data,
         policy_state=data.policy_state,
         scalars={item.name: _SCALARS[0] for item in space.signature.scalars},
-        execution=Execution(threads=space.threads),
+        execution=space.execution,
     )
 
 
@@ -118,14 +126,9 @@ def judged_in(space: Space) -> tuple[Judged, ...]:
     """Return what can be judged in a space.
 
     Raises:
-        UnsupportedError: Nothing can, or the layout is unknown to this version.
+        UnsupportedError: Nothing can.
     """
     signature = space.signature
-    if signature.layout not in {"packed", "padded"}:
-        raise UnsupportedError(
-            f"Layout {signature.layout} cannot be run by this version: "
-            "write the tensors over T or B,S."
-        )
     kinds = judged_kinds(signature, space.direction, backward_signature=space.backward_signature)
     if not kinds:
         raise UnsupportedError(
@@ -134,39 +137,49 @@ def judged_in(space: Space) -> tuple[Judged, ...]:
     return kinds
 
 
-def room_for_tokens(space: Space) -> int:
-    """Return how many tokens fit into the limits beside the smallest dimensions."""
-    smallest = dict(smallest_sizes(space.signature.free_dims, _restrictions(space)))
-    elements, work = _costs(space, smallest, tokens=1)
-    limits = space.limits
-    return max(2, min(limits.elements_max // max(1, elements), limits.work_max // max(1, work)))
-
-
 def draw_sizes(draw: Draw, space: Space, population: Population) -> dict[str, int]:
     """Draw the free dimensions within limits and restrictions."""
     names, restrictions = space.signature.free_dims, _restrictions(space)
     reduced = _reduced(space)
     sizes = {name: _size(draw, space, restrictions, name, reduced) for name in names}
-    tokens = population.tokens
     aliased = draw.choice((False,) * 9 + (True,))
     if names and aliased:
         # Some mistakes need two equal extents: square tiles, rows taken for columns.
         name = draw.choice(sorted(names))
-        rows = (
-            tokens if space.signature.token_wise else len(population.sequences) + population.count
-        )
-        wanted = draw.choice([rows, *sizes.values()])
-        sizes[name] = max(1, min(wanted, _dim_max(space)))
+        rows = [population.tokens if space.signature.token_wise else population.rows]
+        if has_contexts(space.signature):
+            rows.append(population.longest)
+        wanted = draw.choice([*rows, *sizes.values()])
+        sizes[name] = max(1, min(wanted, _dim_max(space, name, reduced)))
     sizes = settled_sizes(sizes, restrictions, keep=reduced)
-    return _within_limits(space, restrictions, sizes, tokens, reduced)
+    sizes = _within_limits(space, restrictions, sizes, population, reduced)
+    return _grouped(draw, restrictions, sizes) if has_contexts(space.signature) else sizes
+
+
+def _grouped(draw: Draw, restrictions: Restrictions, sizes: dict[str, int]) -> dict[str, int]:
+    """Let some heads share keys: by chance alone, two numbers hardly divide each other."""
+    for condition in restrictions.remainders:
+        heads, keys = condition.name, condition.divisor
+        if not isinstance(keys, str) or condition.remainder:
+            continue
+        ratio = draw.choice(_GROUPS)
+        wanted = {**sizes, keys: max(1, min(sizes[keys], sizes[heads] // ratio))}
+        others = [name for name in sizes if name != keys]
+        settled = settled_sizes(wanted, restrictions, keep=others)
+        # A smaller number of keys costs less; a restriction may ask for a larger one.
+        if settled[keys] <= sizes[keys] and all(settled[name] == sizes[name] for name in others):
+            sizes = settled
+    return sizes
 
 
 def _restrictions(space: Space) -> Restrictions:
     return space.restrictions.check_against(space.signature)
 
 
-def _dim_max(space: Space) -> int:
+def _dim_max(space: Space, name: str, reduced: tuple[str, ...]) -> int:
     limits = space.limits
+    if has_contexts(space.signature):
+        return limits.head_dim_max if name in reduced else limits.heads_max
     return limits.dim_max if space.signature.token_wise else limits.dim_sequence_max
 
 
@@ -175,7 +188,7 @@ def _reduced(space: Space) -> tuple[str, ...]:
     contracted = tuple(
         name for name in space.signature.contracted_dims if name in space.signature.free_dims
     )
-    if contracted:
+    if contracted and not has_contexts(space.signature):
         return contracted
     last = (item.free_dims[-1].name for item in space.signature.token_arguments if item.free_dims)
     return tuple(dict.fromkeys(name for name in last if name is not None))
@@ -185,10 +198,14 @@ def _size(
     draw: Draw, space: Space, restrictions: Restrictions, name: str, reduced: tuple[str, ...]
 ) -> int:
     domain = restrictions.domain(name)
+    limit = _dim_max(space, name, reduced)
     if domain.choices:
-        return draw.choice(domain.choices)
+        # Attention multiplies every size by the square of a length, so larger choices are left out.
+        bounded = has_contexts(space.signature)
+        near = [size for size in domain.choices if not bounded or size <= limit]
+        return draw.choice(near or domain.choices[:1])
     # A domain above the limit is drawn from its lower end, up to twice the least size.
-    high = min(domain.high, max(2 * domain.low, _dim_max(space)))
+    high = min(domain.high, max(2 * domain.low, limit))
 
     def one() -> int:
         return draw_size(draw, high, low=domain.low, constants=space.constants)
@@ -203,39 +220,32 @@ def _size(
     return size
 
 
-def _costs(space: Space, sizes: Mapping[str, int], *, tokens: int) -> tuple[int, int]:
-    """Return elements of all float tensors, and an upper bound of the multiplications."""
-    signature = space.signature
-    elements = 0
-    for item in (*signature.arguments, *signature.outputs):
-        if item.is_float:
-            # A dimension H/2 of sizes that are not settled yet: an estimate is enough.
-            own = math.prod(sizes.get(dim.name or "", dim.number) for dim in item.free_dims)
-            elements += own * (tokens if item.token_axis else 1)
-    return elements, tokens * math.prod(sizes.values())
-
-
 def _within_limits(
     space: Space,
     restrictions: Restrictions,
     sizes: dict[str, int],
-    tokens: int,
+    population: Population,
     reduced: tuple[str, ...],
 ) -> dict[str, int]:
     """Halve dimensions until the case fits, those that are not summed over first."""
     limits: Limits = space.limits
-    smallest = dict(smallest_sizes(space.signature.free_dims, restrictions))
+    least, room = smallest(space), work_max(space)
+    tokens, pairs = population.tokens, pairs_of(space, population)
     # Every round halves one dimension, so their bits bound the rounds.
     for _ in range(32 * (len(sizes) + 1)):
-        elements, work = _costs(space, sizes, tokens=tokens)
-        if elements <= limits.elements_max and work <= limits.work_max:
+        elements, work = costs(space, sizes, tokens=tokens, pairs=pairs)
+        held = scores(space, sizes, pairs=pairs)
+        if elements <= limits.elements_max and work <= room and held <= SCORES_MAX:
             return sizes
-        larger = [name for name in sizes if sizes[name] > smallest[name]]
+        larger = [name for name in sizes if sizes[name] > least[name]]
         if not larger:
             return sizes
+        if held > SCORES_MAX:
+            # The size of a head is no part of that.
+            larger = [name for name in larger if name not in reduced] or larger
         name = max(larger, key=lambda key: sizes[key] * (1 if key in reduced else 4))
-        halved = {**sizes, name: max(smallest[name], (sizes[name] + 1) // 2)}
+        halved = {**sizes, name: max(least[name], (sizes[name] + 1) // 2)}
         settled = settled_sizes(halved, restrictions)
         # A restriction may pull the size back up: the smallest sizes always meet all of them.
-        sizes = settled if settled[name] < sizes[name] else smallest
-    return smallest
+        sizes = settled if settled[name] < sizes[name] else least
+    return least

@@ -18,17 +18,28 @@ from biprop.generation.classes import (
     padding_sides,
     takes_order,
 )
+from biprop.generation.contexts import (
+    FILLS_HARMLESS,
+    cut_fault,
+    has_rows,
+    knows_dead,
+    padding_fault,
+)
 from biprop.operators import InvarianceDeclaration, Kernel
 from biprop.sequence import NEIGHBOUR_ID_FIRST
 from biprop.signature import Argument, Restrictions, Signature
+from biprop.signature.query_context import is_even
+from biprop.signature.roles import has_contexts
 from biprop.transforms import (
     AddDeadRows,
     AddNeighbours,
     GatherActive,
     MoveStorage,
+    PackRows,
     PadSlots,
     PlaceWatched,
     ReplaceNeighbours,
+    SplitBatch,
     Transform,
     class_of,
     transforms_of,
@@ -40,9 +51,8 @@ __all__ = ["alignment", "illegal", "is_blind", "legal_for", "recipes_needed"]
 TOKEN_COUNT_MAX = 1 << 22
 ELEMENT_COUNT_MAX = 1 << 28
 EXPONENT_MAX = 64
-# Fills that cannot hurt a sum over tokens in which a dead token's upstream gradient is zero.
-FILLS_HARMLESS = ("zero", "one")
 
+_PACKED = ("packed", "packed_query_context")
 _ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -134,7 +144,9 @@ def recipes_needed(
 
 
 def is_blind(signature: Signature) -> bool:
-    """Return whether rows must be equally long, since nothing could tell a dead slot."""
+    """Return whether rows must be equally long, since not every dead slot could be told."""
+    if has_contexts(signature):
+        return is_even(signature)
     return signature.layout == "padded" and not padding_sides(signature)
 
 
@@ -150,11 +162,6 @@ def alignment(signature: Signature, case_dtype: str, align: int) -> int:
 
 def _dims(case: Case, rules: _Rules) -> str:
     signature = rules.signature
-    if signature.layout not in {"packed", "padded"}:
-        return (
-            f"Layout {signature.layout} cannot be run by this version: "
-            "write the tensors over T or B,S."
-        )
     names = signature.free_dims
     for name in names:
         if name not in case.dims:
@@ -287,6 +294,10 @@ def _fault_of_transform(transform: Transform, case: Case, rules: _Rules) -> str:
                 return "neighbours differ in length, and nothing tells dead slots"
         case GatherActive() if not signature.token_wise:
             return "a launch needs every token of its sequences"
+        case PackRows() if not has_contexts(signature):
+            return "there are no rows of queries and contexts"
+        case SplitBatch() if has_contexts(signature):
+            return cut_fault(transform, case, signature)
         case GatherActive(scatter=scatter) if scatter:
             target = rules.backward_signature or signature
             if target.sequence_wise and not target.has_order:
@@ -305,19 +316,31 @@ def _fault_of_padding(transform: PadSlots | AddDeadRows, case: Case, rules: _Rul
     signature = rules.signature
     if case.judged == "parameter_gradients":
         target = rules.backward_signature or signature
-        if not (target.has_mask or target.has_offsets) and transform.fill not in FILLS_HARMLESS:
+        if not knows_dead(target) and transform.fill not in FILLS_HARMLESS:
             return (
                 f"fill={transform.fill} could spoil gradients of parameters of a target that takes "
                 "neither mask nor offsets"
             )
     if isinstance(transform, AddDeadRows):
-        return "tokens are independent, so there are no rows" if signature.token_wise else ""
+        return "" if has_rows(signature) else "nothing makes rows of tokens, so there are no rows"
+    if has_contexts(signature):
+        fault = padding_fault(
+            transform,
+            signature,
+            judged=case.judged,
+            dtype=case.dtype,
+            is_cut=any(item.name == SplitBatch.__name__ for item in case.transforms),
+        )
+        if fault:
+            return fault
+    elif transform.contexts_only:
+        return "there are no contexts"
     sides: Sequence[str] = padding_sides(signature, rules.backward_signature)
     if case.judged == "parameter_gradients" and not (
         rules.registered or takes_order(signature, rules.backward_signature)
     ):
         # Dead slots before or between live ones move the terms of a sum over tokens.
-        sides = ("right",) if signature.layout == "packed" else ()
+        sides = ("right",) if signature.layout in _PACKED else ()
     if not sides:
         return "nothing tells dead slots from live ones"
     if transform.side not in sides:
@@ -327,9 +350,57 @@ def _fault_of_padding(transform: PadSlots | AddDeadRows, case: Case, rules: _Rul
 
 def _memory(case: Case, rules: _Rules) -> str:
     """Refuse what would not fit, before anything is expanded."""
+    extent = _extent_of(case)
+    signature = rules.signature
+    slots = extent.tokens + extent.amount
+    if signature.layout in {"padded", "query_context"}:
+        slots = extent.rows * extent.width
+    if slots > TOKEN_COUNT_MAX:
+        return f"The case has {slots} slots, more than {TOKEN_COUNT_MAX}: make it smaller."
+    elements = 0
+    for item in (*signature.arguments, *signature.outputs):
+        own = math.prod(dim.size(case.dims) for dim in item.free_dims)
+        elements += own * (slots if item.token_axis else 1)
+    if has_contexts(signature):
+        # A mask of all pairs, or scores of that size inside of the target.
+        packed = signature.layout == "packed_query_context"
+        row = extent.width * extent.per_row
+        pairs = slots * (slots if packed and signature.has_mask else row)
+        elements += pairs * max(
+            (
+                math.prod(dim.size(case.dims) for dim in item.free_dims[:-1])
+                for item in signature.token_arguments
+            ),
+            default=1,
+        )
+    if elements > ELEMENT_COUNT_MAX:
+        return f"The case has {elements} elements, more than {ELEMENT_COUNT_MAX}: make it smaller."
+    return ""
+
+
+@attrs.frozen(kw_only=True)
+class _Extent:
+    """How large the launches of a case may be together.
+
+    Attributes:
+        tokens: Of all sequences.
+        rows: Sequences and dead rows.
+        width: Slots of the longest sequence.
+        amount: Dead slots beside it.
+        per_row: Sequences of a row.
+    """
+
+    tokens: int
+    rows: int
+    width: int
+    amount: int
+    per_row: int
+
+
+def _extent_of(case: Case) -> _Extent:
     longest = max(sequence.length for sequence in case.sequences)
     tokens, rows = sum(sequence.length for sequence in case.sequences), len(case.sequences)
-    neighbour, amount, dead, count = longest, 0, 0, 0
+    neighbour, amount, dead, count, per_row = longest, 0, 0, 0, 1
     for transform in transforms_of(case):
         match transform:
             case AddNeighbours():
@@ -340,19 +411,14 @@ def _memory(case: Case, rules: _Rules) -> str:
                 amount = transform.amount
             case AddDeadRows():
                 dead = transform.count
+            case PackRows():
+                per_row = transform.per_row
             case _:
                 pass
-    if rules.signature.layout == "padded":
-        widest = max(longest, neighbour if count else 0) + amount
-        slots = (rows + count + dead) * widest
-    else:
-        slots = tokens + count * neighbour + amount
-    if slots > TOKEN_COUNT_MAX:
-        return f"The case has {slots} slots, more than {TOKEN_COUNT_MAX}: make it smaller."
-    elements = 0
-    for item in (*rules.signature.arguments, *rules.signature.outputs):
-        own = math.prod(dim.size(case.dims) for dim in item.free_dims)
-        elements += own * (slots if item.token_axis else 1)
-    if elements > ELEMENT_COUNT_MAX:
-        return f"The case has {elements} elements, more than {ELEMENT_COUNT_MAX}: make it smaller."
-    return ""
+    return _Extent(
+        tokens=tokens + count * neighbour,
+        rows=rows + count + dead,
+        width=max(longest, neighbour if count else 0) + amount,
+        amount=amount,
+        per_row=min(per_row, rows + count),
+    )

@@ -11,11 +11,16 @@ import attrs
 from biprop.case import Judged
 from biprop.generation.draw import Draw
 from biprop.generation.legal import is_blind
+from biprop.generation.room import is_dense, room_for_pairs
 from biprop.generation.sizes import draw_size
 from biprop.generation.space import Space
 from biprop.sequence import LogicalSequence
+from biprop.signature.roles import has_contexts
 
-__all__ = ["Population", "draw_population", "draw_sequences"]
+__all__ = ["Population", "draw_population", "draw_sequences", "pairs_of"]
+
+# Tokens from which on a sum over them shows changed orders well.
+_SUMMED_MIN = 16
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +49,17 @@ class Population:
         return bool(self.count and (self.length or self.spread or self.loudness))
 
     @property
+    def rows(self) -> int:
+        """Sequences, neighbours included."""
+        return len(self.sequences) + self.count
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, at most."""
+        own = max(sequence.length for sequence in self.sequences)
+        return max(own, (self.length or own) + self.spread) if self.count else own
+
+    @property
     def watched_tokens(self) -> int:
         """Tokens of the watched sequences."""
         return sum(sequence.length for sequence in self.sequences)
@@ -56,7 +72,7 @@ class Population:
 
 
 def draw_sequences(
-    draw: Draw, space: Space, *, tokens_max: int, count: int, single: bool = False
+    draw: Draw, space: Space, *, tokens_max: int, count: int, single: bool = False, least: int = 1
 ) -> tuple[LogicalSequence, ...]:
     """Draw `count` watched sequences, each with a length, a prompt and perhaps a first position.
 
@@ -66,16 +82,21 @@ def draw_sequences(
         tokens_max: Tokens of all together.
         count: Sequences, 1 or more.
         single: Every sequence is one token.
+        least: Tokens of the first sequence, at least.
     """
     signature = space.signature
-    longest = max(1, min(space.limits.length_max, tokens_max // count))
+    longest = max(1, min(_length_max(space, count), tokens_max // count))
+    least = min(max(space.limits.length_min, least), longest)
     if signature.token_wise and count > 1:
         # Long sequences in a token-wise launch only make it large: their tokens are independent.
         longest = min(longest, max(5, tokens_max // (2 * count)))
-    common = draw_size(draw, longest) if is_blind(signature) else 0
+    common = _common_length(draw, space, low=least, high=longest) if is_blind(signature) else 0
     sequences: list[LogicalSequence] = []
     for index in range(count):
-        active = 1 if single else common or draw_size(draw, longest, constants=space.constants)
+        active = 1
+        if not single:
+            low = least if index == 0 else 1
+            active = common or draw_size(draw, longest, low=low, constants=space.constants)
         # A prompt is computed and not compared; half of the sequences have none. Lengths are sums,
         # so that either part shrinks alone.
         room = 0 if single else active - 1 if common else longest - active
@@ -88,6 +109,15 @@ def draw_sequences(
             LogicalSequence(id=index, length=length, prompt_length=prompt, position_start=start)
         )
     return tuple(sequences)
+
+
+def _common_length(draw: Draw, space: Space, *, low: int, high: int) -> int:
+    """Draw one length for all sequences; where it is summed over, few tokens show little."""
+    longer = has_contexts(space.signature) and draw.choice((False, True))
+    length = draw_size(draw, high, low=low)
+    if length < _SUMMED_MIN and longer:
+        length = max(length, draw_size(draw, high, low=low), draw_size(draw, high, low=low))
+    return length
 
 
 def draw_population(
@@ -163,19 +193,29 @@ def _token_wise(draw: Draw, space: Space, present: frozenset[str], tokens_max: i
 def _sequence_wise(
     draw: Draw, space: Space, present: frozenset[str], tokens_max: int
 ) -> Population:
-    limits, blind = space.limits, is_blind(space.signature)
-    rows = draw_size(draw, min(limits.sequences_max, tokens_max), constants=space.constants)
+    blind = is_blind(space.signature)
+    rows = draw_size(draw, min(space.limits.sequences_max, tokens_max), constants=space.constants)
     watched = _watched_count(draw, space, rows)
-    sequences = draw_sequences(draw, space, tokens_max=tokens_max, count=watched)
+    least = 1
+    if has_contexts(space.signature):
+        # One sequence has nothing to share a row with, and one token nothing to be cut.
+        watched = max(watched, 2 if "T6" in present else 1)
+        least = 2 if "T5" in present else 1
+    sequences = draw_sequences(draw, space, tokens_max=tokens_max, count=watched, least=least)
     population = Population(sequences=sequences)
     if "T1" not in present:
         return population
-    count = _at_least_one(rows - watched, population, present)
+    if has_contexts(space.signature):
+        rows = min(rows, _rows_max(space, population, tokens_max))
+    count = _at_least_one(max(0, rows - watched), population, present)
     left = max(1, (tokens_max - population.watched_tokens) // max(1, count))
+    longest = _length_max(space, watched + count)
+    if has_contexts(space.signature):
+        left = min(left, longest)
     length, spread, loudness = 0, 0, 0
     if "T3" in present:
         if not blind:
-            length = draw_size(draw, min(left, limits.length_max if count < 8 else 12))
+            length = draw_size(draw, min(left, longest if count < 8 else 12))
             spread = draw.choice((0, 1, 5, 17)) if left > length + 17 else draw.choice((0, 1))
         loudness = draw.choice((0, 0, 4, 10))
         if not (loudness or spread or _changes(population, length)):
@@ -184,6 +224,27 @@ def _sequence_wise(
         population, count=count, length=length, spread=spread, loudness=loudness
     )
     return attrs.evolve(population, shared_prefix=_shared_prefix(draw, population))
+
+
+def pairs_of(space: Space, population: Population) -> int:
+    """Return queries times contexts of the launch of a population, all rows together."""
+    if is_dense(space):
+        return population.tokens**2
+    return population.rows * population.longest**2
+
+
+def _length_max(space: Space, rows: int) -> int:
+    """Return how long one of `rows` sequences may be."""
+    if not has_contexts(space.signature):
+        return space.limits.length_max
+    return max(1, min(space.limits.context_max, math.isqrt(room_for_pairs(space) // rows)))
+
+
+def _rows_max(space: Space, population: Population, tokens_max: int) -> int:
+    """Return how many sequences as long as the watched ones fit in."""
+    if is_dense(space):
+        return tokens_max // population.longest
+    return room_for_pairs(space) // population.longest**2
 
 
 def _changes(population: Population, length: int) -> bool:

@@ -8,14 +8,14 @@ from typing import Literal
 
 import attrs
 
-from biprop.case import Dtype, Judged
+from biprop.case import Dtype, Execution, Judged
 from biprop.operators import InvarianceDeclaration, OpClass
 from biprop.signature import Restrictions, Signature
 
 __all__ = ["LIMITS", "Direction", "Exclusion", "Lane", "Limits", "Space"]
 
 Direction = Literal["forward", "backward"]
-Lane = Literal["cpu", "interpreter", "nightly"]
+Lane = Literal["cpu", "interpreter", "nightly", "gpu", "gpu-nightly"]
 
 
 @attrs.frozen(kw_only=True)
@@ -30,8 +30,15 @@ class Limits:
         dim_max: Size of a free dimension, where tokens are independent.
         dim_sequence_max: Likewise, where sequences must stay whole.
         elements_max: Elements of all float tensors of a launch together.
-        work_max: Tokens times the product of all free dimensions.
+        work_max: Tokens times the product of all free dimensions, where there are no contexts.
+        context_work_max: Queries times contexts times heads and their size, where there are.
+        context_max: Tokens of a sequence whose tokens are queries and contexts.
+        heads_max: There: size of a free dimension that nothing is summed over.
+        head_dim_max: There: size of one that scores are summed over, or the last one of values.
         padding_max: Dead slots beside the longest row.
+        length_min: Tokens of the first watched sequence, at least.
+        real_every: One case in so many has a size of a real model (`biprop.generation.real_sizes`);
+            0: none.
     """
 
     tokens_max: int = 320
@@ -42,7 +49,13 @@ class Limits:
     dim_sequence_max: int = 64
     elements_max: int = 1 << 17
     work_max: int = 1 << 20
+    context_work_max: int = 1 << 20
+    context_max: int = 70
+    heads_max: int = 8
+    head_dim_max: int = 64
     padding_max: int = 24
+    length_min: int = 1
+    real_every: int = 0
 
 
 # The interpreter runs one program of a launch after the other in Python, so its cases are small.
@@ -57,6 +70,10 @@ LIMITS: dict[Lane, Limits] = {
         dim_sequence_max=160,
         elements_max=1 << 13,
         work_max=1 << 15,
+        context_work_max=1 << 15,
+        context_max=8,
+        heads_max=4,
+        head_dim_max=16,
         padding_max=5,
     ),
     "nightly": Limits(
@@ -67,7 +84,40 @@ LIMITS: dict[Lane, Limits] = {
         dim_sequence_max=640,
         elements_max=1 << 20,
         work_max=1 << 24,
+        context_work_max=1 << 24,
+        context_max=320,
+        heads_max=16,
+        head_dim_max=128,
         padding_max=70,
+    ),
+    # Launches cost the same whatever their size, so cases pass the tiles and heuristics of kernels.
+    "gpu": Limits(
+        tokens_max=4608,
+        length_max=640,
+        dim_max=4608,
+        dim_sequence_max=640,
+        elements_max=1 << 22,
+        work_max=1 << 24,
+        context_work_max=1 << 31,
+        context_max=1100,
+        heads_max=32,
+        head_dim_max=256,
+        padding_max=70,
+    ),
+    "gpu-nightly": Limits(
+        tokens_max=8192,
+        sequences_max=160,
+        length_max=4224,
+        dim_max=16_384,
+        dim_sequence_max=2048,
+        elements_max=1 << 23,
+        work_max=1 << 30,
+        context_work_max=1 << 31,
+        context_max=4224,
+        heads_max=32,
+        head_dim_max=256,
+        padding_max=260,
+        real_every=8,
     ),
 }
 
@@ -102,7 +152,7 @@ class Space:
         align: Bytes that base pointers must be aligned to.
         constants: Sizes mined from the kernel's source; drawn with their neighbours.
         limits: Of the lane.
-        threads: Intra-op threads of torch.
+        execution: Switches of the process, in every case.
         excluded: What no case may show.
     """
 
@@ -118,5 +168,5 @@ class Space:
     align: int = 1
     constants: tuple[int, ...] = ()
     limits: Limits = attrs.field(factory=Limits)
-    threads: int = 1
+    execution: Execution = attrs.field(factory=Execution)
     excluded: tuple[Exclusion, ...] = ()

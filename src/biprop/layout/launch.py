@@ -1,7 +1,8 @@
 """The launch record: index maps from the slots of one call to the tokens of a pool.
 
 A map names for every slot of an axis the pool's token that lies there, or says that none does. Maps
-are made by `biprop.layout.launches`. Axes: T packed slots, B rows or segments, S slots of a row.
+are made by `biprop.layout.launches`. Axes: T packed slots, B rows or segments, S slots of a row; Q
+and C query and context slots of a row, TQ and TC packed ones.
 """
 
 from functools import cached_property
@@ -17,6 +18,7 @@ __all__ = ["DEAD", "DEAD_ROW", "Launch"]
 DEAD = -1
 # A slot of a wholly dead row, or an empty segment.
 DEAD_ROW = -2
+_COMPUTED: tuple[TokenAxis, ...] = ("T", "S", "Q", "TQ")
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -24,30 +26,40 @@ class Launch:
     """One call of the kernel. All tensors lie on the CPU.
 
     Attributes:
-        maps: By axis, int64: the pool index of the token in each slot, `DEAD` or `DEAD_ROW`. `T` is
-            `[T]`, `S` is `[B, S]`, `B` is `[B]` with the last token of each row or segment.
-        lengths: Live tokens of each row or segment, in launch order.
-        sequences: Index in the pool of the sequence of each row or segment, -1 for a dead one.
-        span: First and past the last pool index, where the map is one sequence and nothing else.
+        maps: By axis, int64: the pool index of the token in each slot, `DEAD` or `DEAD_ROW`. `T`,
+            `TQ` and `TC` are `[T]`, `S`, `Q` and `C` are `[B, S]`, `B` is `[B]` with the last token
+            of each row or segment, of its queries where there are queries and contexts. Queries and
+            contexts are both there, whether or not a signature names both.
+        lengths: Live tokens of each row or segment, in launch order; live queries, where there are
+            queries and contexts.
+        sequences: Index in the pool of the sequence of each row or segment, -1 for a dead one. Of a
+            row that holds several sequences, the first one.
+        context_lengths: Live contexts of each row or segment; empty without contexts.
+        span: First and past the last pool index, where the map is one sequence and nothing else:
+            queries and contexts both, but for the one query of a kernel that takes no more.
     """
 
     maps: dict[TokenAxis, Tensor]
     lengths: tuple[int, ...]
     sequences: tuple[int, ...]
+    context_lengths: tuple[int, ...] = ()
     span: tuple[int, int] | None = None
 
     @property
     def slots(self) -> Tensor:
-        """The map of the tokens, `[T]` or `[B, S]`."""
-        return self.maps["T"] if "T" in self.maps else self.maps["S"]
+        """The map of the tokens that are computed, `[T]` or `[B, S]`; queries, if there are any."""
+        return next(self.maps[axis] for axis in _COMPUTED if axis in self.maps)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Sizes of the token axes of this launch."""
-        rows = {"B": len(self.lengths)}
-        if "T" in self.maps:
-            return {"T": len(self.maps["T"]), **rows}
-        return {"S": self.maps["S"].shape[1], **rows}
+        sizes: dict[str, int] = {axis: found.shape[-1] for axis, found in self.maps.items()}
+        sizes["B"] = len(self.lengths)
+        return sizes
+
+    def lengths_of(self, axis: str) -> tuple[int, ...]:
+        """Return the live tokens of each row or segment: `C` counts contexts, T, S and Q not."""
+        return self.context_lengths if axis == "C" else self.lengths
 
     @cached_property
     def order(self) -> Tensor:
@@ -72,7 +84,7 @@ class Launch:
         Segments of a packed launch that takes `order` have no place of their own, so they come in
         logical order; else rows and segments come as they lie.
         """
-        if signature.has_order and "T" in self.maps:
+        if signature.has_order and not {"T", "TQ"}.isdisjoint(self.maps):
             return self.logical_rows
         return tuple(range(len(self.lengths)))
 

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from biprop.case import Case
 from biprop.data.counter import SALT_SEQUENCE, SALT_TOKEN, hash_words, mix_, signed
-from biprop.errors import CaseError, UnsupportedError
+from biprop.errors import CaseError
 from biprop.layout.launch import DEAD, DEAD_ROW, Launch
 from biprop.layout.pool import TokenPool
+from biprop.layout.query_context import query_context_launches, whole_launch
 from biprop.layout.records import Layout, Padding
 from biprop.signature import Signature, TokenAxis
+from biprop.signature.query_context import is_even, sides_of, takes_packed_rows
+from biprop.signature.roles import has_contexts
 
 __all__ = ["Launch", "canonical_launches", "each_launch", "joint_launch", "launches"]
 
@@ -31,12 +34,12 @@ def canonical_launches(signature: Signature, pool: TokenPool, case: Case) -> tup
         signature: Forward signature.
         pool: Of the case, with or without neighbours.
         case: The case.
-
-    Raises:
-        UnsupportedError: The signature has queries and contexts.
     """
-    _check_layout(signature)
     watched = range(pool.watched_count)
+    if has_contexts(signature):
+        if case.judged == "parameter_gradients":
+            return tuple(query_context_launches(signature, pool, watched))
+        return tuple(whole_launch(signature, pool, index) for index in watched)
     build = _packed if signature.layout == "packed" else _padded
     if case.judged == "parameter_gradients":
         return (build(pool, watched, Padding()),)
@@ -45,8 +48,12 @@ def canonical_launches(signature: Signature, pool: TokenPool, case: Case) -> tup
 
 def joint_launch(signature: Signature, pool: TokenPool) -> Launch | None:
     """Return the watched sequences in one launch; None where they would have to be equally long."""
-    _check_layout(signature)
     watched = range(pool.watched_count)
+    ragged = len({pool.sequences[index].length for index in watched}) > 1
+    if has_contexts(signature):
+        if ragged and is_even(signature):
+            return None
+        return next(query_context_launches(signature, pool, watched))
     if signature.layout == "packed":
         return _packed(pool, watched, Padding())
     told = (
@@ -55,7 +62,6 @@ def joint_launch(signature: Signature, pool: TokenPool) -> Launch | None:
         or signature.has_offsets
         or signature.token_local
     )
-    ragged = len({pool.sequences[index].length for index in watched}) > 1
     return None if ragged and not told else _padded(pool, watched, Padding())
 
 
@@ -79,7 +85,6 @@ def launches(
 
     Raises:
         CaseError: The layout cannot be laid out for the signature.
-        UnsupportedError: The signature has queries and contexts.
     """
     return tuple(each_launch(signature, pool, case, layout, backward_signature=backward_signature))
 
@@ -93,12 +98,22 @@ def each_launch(
     backward_signature: Signature | None = None,
 ) -> Iterator[Launch]:
     """Make the launches of `launches` one after the other, as they are asked for."""
-    _check_layout(signature)
     _check(signature, layout, backward_signature or signature)
     parameters = case.judged == "parameter_gradients"
     groups = [[index] for index in range(pool.watched_count)]
-    if layout.neighbours.together or parameters:
+    if layout.neighbours.together or parameters or layout.selection.per_row > 1:
         groups = [_order(pool, layout)]
+    if has_contexts(signature):
+        for group in groups:
+            yield from query_context_launches(
+                signature,
+                pool,
+                group,
+                padding=layout.padding,
+                cuts=layout.cuts,
+                per_row=layout.selection.per_row,
+            )
+        return
     sequences_whole = parameters and (backward_signature or signature).sequence_wise
     if signature.token_wise and not sequences_whole:
         for group in groups:
@@ -113,17 +128,13 @@ def each_launch(
                 yield build(pool, chunk, layout.padding)
 
 
-def _check_layout(signature: Signature) -> None:
-    if signature.layout not in {"packed", "padded"}:
-        raise UnsupportedError(
-            "Query and context layouts are not part of this version: "
-            "write the tensors over T, or over B,S."
-        )
-
-
 def _check(signature: Signature, layout: Layout, target: Signature) -> None:
     """Refuse what has no physical meaning; the rest of what is legal is decided elsewhere."""
     padding = layout.padding
+    if layout.selection.per_row > 1 and not takes_packed_rows(signature):
+        raise CaseError(
+            "PackRows needs a signature over B,Q,C that a causal mask alone tells who attends whom."
+        )
     if layout.selection.active_only and signature.sequence_wise:
         raise CaseError(
             "GatherActive needs a signature whose tokens are independent, over T alone."
@@ -137,6 +148,12 @@ def _check(signature: Signature, layout: Layout, target: Signature) -> None:
             "AddDeadRows needs rows or segments: use PadSlots for a signature over T alone."
         )
     ends = signature.layout == "packed" and target.sequence_wise and not target.has_order
+    if signature.layout == "packed_query_context":
+        ends = "left" not in sides_of(signature)
+        if padding.dead_rows and not (signature.has_offsets or signature.has_lengths):
+            raise CaseError(
+                "AddDeadRows needs rows or segments: use PadSlots for tokens under one mask."
+            )
     if padding.side == "left" and padding.amount and ends:
         raise CaseError(
             "PadSlots side=left moves the first segment: use side=right with offsets or lengths."

@@ -5,6 +5,7 @@ A transform that leaves this record unchanged left the call unchanged, and is no
 """
 
 import math
+from collections.abc import Sequence
 
 import attrs
 
@@ -21,6 +22,7 @@ __all__ = [
     "ITEM_SIZES",
     "PhysicalCall",
     "Placement",
+    "called_signatures",
     "described",
     "physical",
     "placement_of",
@@ -31,6 +33,9 @@ BOUNDARY = 256
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Kinds whose dead slots hold what the layout says; those of the others follow from the map.
 _FILLED = (*DTYPE_KINDS, "token", "position")
+
+# Axis, shape, and bytes of the (sequence id, token) in each slot.
+DescribedMap = tuple[str, tuple[int, ...], bytes]
 
 
 @attrs.frozen(kw_only=True)
@@ -72,8 +77,9 @@ class PhysicalCall:
     """All that a layout decides about the launches of a case.
 
     Attributes:
-        launches: Per launch the map of its slots: axis, shape, and bytes of (sequence id, token).
-        segments: Per launch the live lengths, where the signature is told about sequences.
+        launches: Per launch the maps that the signature sees.
+        segments: Per launch the live lengths, where the signature is told about sequences; those of
+            contexts after those of queries.
         fill: What dead slots hold; None if there are none.
         dead_rows_fill: Likewise for dead rows.
         loudness: Of neighbours that lie in a launch.
@@ -81,7 +87,7 @@ class PhysicalCall:
         dirty: Outputs and workspaces hold another poison.
     """
 
-    launches: tuple[tuple[str, tuple[int, ...], bytes], ...]
+    launches: tuple[tuple[DescribedMap, ...], ...]
     segments: tuple[tuple[int, ...], ...]
     fill: Fill | None
     dead_rows_fill: Fill | None
@@ -113,23 +119,18 @@ def physical(
 
     Raises:
         CaseError: The layout cannot be laid out for the signature.
-        UnsupportedError: The signature has queries and contexts.
     """
     if pool is None:
         pool = token_pool(case, layout)
     if made is None:
         made = launches(signature, pool, case, layout, backward_signature=backward_signature)
-    called = (
-        [signature]
-        if backward_signature is None or case.judged == "outputs"
-        else [signature, backward_signature]
-    )
+    called = called_signatures(signature, case, backward_signature)
     filled = _filled_axes(called)
     maps = [launch.maps[axis] for launch in made for axis in filled if axis in launch.maps]
     told = any(item.sequence_wise for item in called)
     return PhysicalCall(
-        launches=tuple(described(launch, pool) for launch in made),
-        segments=tuple(launch.lengths for launch in made) if told else (),
+        launches=tuple(described(launch, pool, called) for launch in made),
+        segments=tuple(launch.lengths + launch.context_lengths for launch in made) if told else (),
         fill=layout.padding.fill if any(bool((m == DEAD).any()) for m in maps) else None,
         dead_rows_fill=layout.padding.dead_rows_fill
         if any(bool((m == DEAD_ROW).any()) for m in maps)
@@ -140,12 +141,37 @@ def physical(
     )
 
 
-def described(launch: Launch, pool: TokenPool) -> tuple[str, tuple[int, ...], bytes]:
-    """Return which token lies in which slot of a launch, without mention of the pool."""
-    slots = launch.slots
-    named = pool.words[slots.clamp(min=0)].where(slots >= 0, slots)
-    axis = "T" if "T" in launch.maps else "S"
-    return axis, tuple(slots.shape), named.numpy().tobytes()
+def called_signatures(
+    signature: Signature, case: Case, backward_signature: Signature | None
+) -> list[Signature]:
+    """Return the signatures of what a launch of the case calls."""
+    if backward_signature is None or case.judged == "outputs":
+        return [signature]
+    return [signature, backward_signature]
+
+
+def described(
+    launch: Launch, pool: TokenPool, signatures: Sequence[Signature]
+) -> tuple[DescribedMap, ...]:
+    """Return which token lies in which slot of a launch, without mention of the pool.
+
+    Args:
+        launch: The launch.
+        pool: What its maps point into.
+        signatures: Of what is called; maps that none of them has an axis for are left out.
+    """
+    names = {
+        dim.name
+        for signature in signatures
+        for item in (*signature.arguments, *signature.outputs)
+        for dim in item.dims
+    }
+    found: list[DescribedMap] = []
+    for axis, slots in launch.maps.items():
+        if axis != "B" and axis in names:
+            named = pool.words[slots.clamp(min=0)].where(slots >= 0, slots)
+            found.append((axis, tuple(slots.shape), named.numpy().tobytes()))
+    return tuple(found)
 
 
 def placement_of(

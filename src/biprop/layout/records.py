@@ -53,7 +53,9 @@ class Padding:
     Attributes:
         side: Where dead slots of a row lie; the same side for rows that are merely shorter than
             others.
-        amount: Dead slots beside the longest row, or at that end of a packed launch.
+        amount: Dead slots beside the longest row, or at that end of a packed launch; queries and
+            contexts both have so many.
+        contexts_only: Only contexts have them.
         fill: What float tensors hold in the dead slots of rows (ids: 0 for `zero`, else the largest
             legal).
         dead_rows: Wholly dead rows after the others; empty segments of a packed launch with
@@ -63,6 +65,7 @@ class Padding:
 
     side: Side = "right"
     amount: int = 0
+    contexts_only: bool = False
     fill: Fill = "zero"
     dead_rows: int = 0
     dead_rows_fill: Fill = "zero"
@@ -70,15 +73,18 @@ class Padding:
 
 @attrs.frozen(kw_only=True)
 class Selection:
-    """Which tokens are launched (T6), for token-wise signatures.
+    """Which tokens are launched (T6), for token-wise signatures, and how rows are packed.
 
     Attributes:
         active_only: Only active tokens are gathered into the launch.
         scatter: Not 0: tokens of all sequences are interleaved by a permutation of this seed.
+        per_row: Sequences that share a row, where a mask says who attends whom; from 2 on the
+            watched ones share their launches.
     """
 
     active_only: bool = False
     scatter: int = 0
+    per_row: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -109,8 +115,8 @@ class Layout:
         before: Neighbours that lie before the watched sequences (T2).
         permutation: Not 0: seed of a permutation of the sequences (T2).
         padding: T4.
-        cuts: Where the work is split into launches (T5): tokens of a token-wise launch, else
-            sequences.
+        cuts: Where the work is split into launches (T5): slots of a token-wise launch, tokens of
+            each sequence where there are queries and contexts, else sequences.
         selection: T6.
         storage: T8.
     """

@@ -61,6 +61,7 @@ def settled(
     signature = Signature(arguments=arguments, outputs=outputs, token_local=token_local)
     _check_outputs(signature, direction)
     _check_rows(signature)
+    _check_order(signature)
     if token_local and signature.layout not in {"packed", "padded"}:
         raise SignatureError(
             "The option 'token_local' needs tokens along T or B,S: drop it, "
@@ -172,15 +173,38 @@ def _check_rows(signature: Signature) -> None:
         return
     # An output cannot have B where no argument has it.
     for argument in signature.arguments:
-        if signature.layout == "packed" and argument.token_axis == _ROW.name:
+        packed = signature.layout in {"packed", "packed_query_context"}
+        if packed and argument.token_axis == _ROW.name:
             raise SignatureError(
                 f"{described(argument)} has one value a sequence, but nothing says where sequences "
                 "end: add an argument of kind offsets or lengths."
             )
-    if signature.layout == "packed_query_context" and not signature.has_mask:
+    if signature.layout == "packed_query_context" and not any(
+        argument.kind == "causal_mask" for argument in signature.arguments
+    ):
         raise SignatureError(
             f"{described(_with_token_axis(signature))} has packed queries or contexts, but nothing "
             "says where sequences end: add an argument of kind offsets, lengths or causal_mask."
+        )
+
+
+def _check_order(signature: Signature) -> None:
+    """Refuse segments of queries and contexts of which one side alone has an order.
+
+    With an order segments come in logical order, without one as they lie, and a sequence must have
+    the same place on both sides.
+    """
+    ordered = {item.token_axis: item for item in signature.arguments if item.kind == "order"}
+    items = (*signature.arguments, *signature.outputs)
+    names = {dim.name for item in items for dim in item.dims}
+    missing = [axis for axis in ("Q", "C", "TQ", "TC") if axis in names and axis not in ordered]
+    packed = signature.layout == "packed_query_context"
+    if ordered and missing and (signature.has_offsets or (packed and signature.has_lengths)):
+        item = next(iter(ordered.values()))
+        other = missing[0] if packed else f"B,{missing[0]}"
+        raise SignatureError(
+            f"{described(item)} is the order of {item.token_axis} alone, and with it segments come "
+            f"in logical order: add an argument of kind order[{other}], or drop '{item.name}'."
         )
 
 

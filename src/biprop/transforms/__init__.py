@@ -12,13 +12,13 @@ import attrs
 from biprop.case import Case, TransformData
 from biprop.errors import CaseError
 from biprop.layout import CANONICAL, Layout
-from biprop.transforms.base import Transform
+from biprop.transforms.base import LATER, Transform
 from biprop.transforms.neighbours import ReplaceNeighbours
 from biprop.transforms.padding import AddDeadRows, PadSlots
 from biprop.transforms.population import AddNeighbours
 from biprop.transforms.position import PermuteRows, PlaceWatched
 from biprop.transforms.schedule import SplitBatch
-from biprop.transforms.selection import GatherActive
+from biprop.transforms.selection import GatherActive, PackRows
 from biprop.transforms.storage import MoveStorage
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "AddNeighbours",
     "GatherActive",
     "MoveStorage",
+    "PackRows",
     "PadSlots",
     "PermuteRows",
     "PlaceWatched",
@@ -49,6 +50,7 @@ TRANSFORMS: tuple[type[Transform], ...] = (
     AddDeadRows,
     SplitBatch,
     GatherActive,
+    PackRows,
     MoveStorage,
 )
 
@@ -94,8 +96,16 @@ def transform_from_data(data: TransformData) -> Transform:
 
 
 def transform_to_data(transform: Transform) -> TransformData:
-    """Return the data of a transform, all fields written out."""
-    return TransformData(name=type(transform).__name__, values=attrs.asdict(transform))  # type: ignore[arg-type]
+    """Return the data of a transform, all fields written out but for later ones that say nothing.
+
+    A field that a transform was given later (`base.LATER`) is left out at its default, so that the
+    ids of older fixtures stay.
+    """
+    values = attrs.asdict(
+        transform,  # type: ignore[arg-type]  # every transform is an attrs record
+        filter=lambda field, value: not (field.metadata.get(LATER) and value == field.default),
+    )
+    return TransformData(name=type(transform).__name__, values=values)
 
 
 def _build(kind: type[Transform], data: TransformData) -> Transform:

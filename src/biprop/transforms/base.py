@@ -4,7 +4,10 @@ from typing import ClassVar, Protocol
 
 from biprop.layout import Layout
 
-__all__ = ["Transform"]
+__all__ = ["LATER", "Transform"]
+
+# Metadata of a field that came after cases with the transform were written down.
+LATER = "later"
 
 
 class Transform(Protocol):

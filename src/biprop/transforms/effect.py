@@ -14,7 +14,7 @@ from biprop.case import Case
 from biprop.layout import Layout, Neighbours, Storage
 from biprop.layout.launch import Launch
 from biprop.layout.launches import each_launch
-from biprop.layout.physical import PhysicalCall, described, physical
+from biprop.layout.physical import PhysicalCall, called_signatures, described, physical
 from biprop.layout.pool import TokenPool, token_pool
 from biprop.signature import Signature
 from biprop.transforms import apply_all, class_of, transforms_of
@@ -84,8 +84,9 @@ class _Eye:
         if where not in self._made:
             # The first launch that differs is enough; without T1 there may be many more.
             made = []
+            called = called_signatures(self.signature, self.case, self.backward_signature)
             for launch, there in zip_longest(self._launches(layout), whole.launches):
-                if launch is None or there != described(launch, self._pool(layout)):
+                if launch is None or there != described(launch, self._pool(layout), called):
                     return True
                 made.append(launch)
             self._made[where] = tuple(made)

@@ -7,6 +7,7 @@ from attrs.validators import ge, in_, le
 
 from biprop.layout import Layout
 from biprop.layout.records import FILLS, FILLS_FINITE, Fill, Side
+from biprop.transforms.base import LATER
 
 __all__ = ["AddDeadRows", "PadSlots"]
 
@@ -18,16 +19,23 @@ class PadSlots:
     Attributes:
         side: `left` or `right`.
         amount: Slots beside the longest row; 0 fills only the slots that ragged rows leave.
+        contexts_only: Of queries and contexts, only contexts get slots.
         fill: What float tensors hold there.
     """
 
     side: Side = attrs.field(default="right", validator=in_(("left", "right")))
     amount: int = attrs.field(default=1, validator=[ge(0), le(1 << 20)])
+    contexts_only: bool = attrs.field(default=False, metadata={LATER: True})
     fill: Fill = attrs.field(default="zero", validator=in_(FILLS))
 
     transform_class: ClassVar[str] = "T4"
     source_class: ClassVar[str] = "padding_layout"
-    fields: ClassVar[tuple[str, ...]] = ("padding.side", "padding.amount", "padding.fill")
+    fields: ClassVar[tuple[str, ...]] = (
+        "padding.side",
+        "padding.amount",
+        "padding.contexts_only",
+        "padding.fill",
+    )
 
     @property
     def is_finite(self) -> bool:
@@ -36,7 +44,13 @@ class PadSlots:
 
     def apply(self, layout: Layout) -> Layout:
         """Return `layout` with the padding of rows set."""
-        padding = attrs.evolve(layout.padding, side=self.side, amount=self.amount, fill=self.fill)
+        padding = attrs.evolve(
+            layout.padding,
+            side=self.side,
+            amount=self.amount,
+            contexts_only=self.contexts_only,
+            fill=self.fill,
+        )
         return attrs.evolve(layout, padding=padding)
 
 

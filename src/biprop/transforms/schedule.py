@@ -27,7 +27,8 @@ class SplitBatch:
 
     Attributes:
         cuts: Increasing, from 1; units are slots of a token-wise launch (dead ones included),
-            sequences otherwise. A cut past the end is without effect.
+            tokens of each sequence where there are queries and contexts, sequences otherwise. A cut
+            past the end is without effect.
     """
 
     cuts: tuple[int, ...] = attrs.field(default=(1,), converter=_tuple, validator=_increasing)

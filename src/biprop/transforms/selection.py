@@ -1,13 +1,13 @@
-"""T6, selection and packing: which tokens are gathered into a launch."""
+"""T6, selection and packing: which tokens are gathered into a launch, and how rows are packed."""
 
 from typing import ClassVar
 
 import attrs
 from attrs.validators import ge, le
 
-from biprop.layout import Layout, Selection
+from biprop.layout import Layout
 
-__all__ = ["GatherActive"]
+__all__ = ["GatherActive", "PackRows"]
 
 
 @attrs.frozen(kw_only=True)
@@ -22,8 +22,31 @@ class GatherActive:
 
     transform_class: ClassVar[str] = "T6"
     source_class: ClassVar[str] = "selection_packing"
-    fields: ClassVar[tuple[str, ...]] = ("selection",)
+    fields: ClassVar[tuple[str, ...]] = ("selection.active_only", "selection.scatter")
 
     def apply(self, layout: Layout) -> Layout:
         """Return `layout` with the selection set."""
-        return attrs.evolve(layout, selection=Selection(active_only=True, scatter=self.scatter))
+        selection = attrs.evolve(layout.selection, active_only=True, scatter=self.scatter)
+        return attrs.evolve(layout, selection=selection)
+
+
+@attrs.frozen(kw_only=True)
+class PackRows:
+    """Let sequences share rows of queries and contexts, under a block-diagonal mask.
+
+    Positions start anew with each sequence.
+
+    Attributes:
+        per_row: Sequences of a row; the last row may have fewer.
+    """
+
+    per_row: int = attrs.field(default=2, validator=[ge(2), le(65536)])
+
+    transform_class: ClassVar[str] = "T6"
+    source_class: ClassVar[str] = "selection_packing"
+    fields: ClassVar[tuple[str, ...]] = ("selection.per_row",)
+
+    def apply(self, layout: Layout) -> Layout:
+        """Return `layout` with the rows packed."""
+        selection = attrs.evolve(layout.selection, per_row=self.per_row)
+        return attrs.evolve(layout, selection=selection)

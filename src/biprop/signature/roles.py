@@ -1,0 +1,63 @@
+"""Which arguments of a signature are queries, keys and values, and along what they are multiplied.
+
+A guess from axes and order alone: contexts come as keys, then values, as in every attention in use.
+Data (`biprop.generation.attention_data`) and power (`biprop.execution.attention_proxies`) use it;
+nothing is judged by it.
+"""
+
+import attrs
+
+from biprop.signature.records import Argument, Signature
+
+__all__ = ["Roles", "has_contexts", "roles_of"]
+
+_CONTEXT_AXES = ("C", "TC")
+
+
+@attrs.frozen(kw_only=True)
+class Roles:
+    """Float tensors with tokens of a query and context signature.
+
+    Attributes:
+        queries: On the query axis, or one value a sequence.
+        keys: On the context axis, but for the last of several.
+        values: The last on the context axis; a lone one is keys and values at once.
+    """
+
+    queries: tuple[Argument, ...]
+    keys: tuple[Argument, ...]
+    values: tuple[Argument, ...]
+
+    @property
+    def score_dim(self) -> str | None:
+        """Text of the dimension that scores are summed over; None where there is none."""
+        for query in self.queries:
+            carried = {dim.text for key in self.keys for dim in key.free_dims if dim.name}
+            for dim in reversed(query.free_dims):
+                if dim.text in carried:
+                    return dim.text
+        return None
+
+    @property
+    def value_dim(self) -> str | None:
+        """Text of the last dimension of the values; None where they have none."""
+        for value in self.values:
+            if value.free_dims:
+                return value.free_dims[-1].text
+        return None
+
+
+def has_contexts(signature: Signature) -> bool:
+    """Return whether a signature has queries or contexts."""
+    return signature.layout in {"query_context", "packed_query_context"}
+
+
+def roles_of(signature: Signature) -> Roles:
+    """Return the roles of the float arguments with tokens; all are queries without contexts."""
+    arguments = signature.token_arguments
+    contexts = tuple(item for item in arguments if item.token_axis in _CONTEXT_AXES)
+    return Roles(
+        queries=tuple(item for item in arguments if item not in contexts),
+        keys=contexts[:-1] or contexts,
+        values=contexts[-1:],
+    )
