@@ -27,7 +27,12 @@ from biprop.execution import (
     run_canonical,
     run_transformed,
 )
+from biprop.execution.arguments import Materialiser
+from biprop.execution.frame import Frame
+from biprop.execution.outputs import Collector
 from biprop.execution.storage import allocate
+from biprop.layout import CANONICAL
+from biprop.layout.launch import Launch
 from biprop.layout.physical import Placement
 from biprop.transforms import (
     AddDeadRows,
@@ -50,6 +55,33 @@ class TestArguments:
 
         assert same_bits(x[:5], prepared.values.tokens["x"]).all()
         assert x[5:].tolist() == [[30000.0] * 4] * 2
+
+    @pytest.mark.parametrize(
+        "order", [(0, 1, 2, 3, 4), (1, 2, 3), (0, 2, 1, 3, 4), (0, 2, 2, 3), (4, 3, 2, 1, 0), (3,)]
+    )
+    def test_tokens_are_taken_and_given_back_in_any_order(self, order: tuple[int, ...]) -> None:
+        """As they follow each other in the pool, which is copied in one piece, or otherwise."""
+        kernel = kernel_of(scaled, PACKED)
+        prepared = prepared_of(kernel)
+        signature, slots = kernel.signature, torch.tensor(order)
+        launch = Launch(maps={"T": slots, "B": slots[-1:]}, lengths=(len(order),), sequences=(0,))
+        frame = Frame(launch=launch, compared=prepared.compared, device=torch.device("cpu"))
+        materialiser = Materialiser(
+            case=prepared.case, values=prepared.values, layout=CANONICAL, align=1, poison="nan"
+        )
+        x = materialiser.arguments(signature, frame)[0]
+        assert isinstance(x, Tensor)
+        collector = Collector(compared=prepared.compared)
+        collector.add(signature, signature.outputs[0], x, frame, launch=0)
+        values = prepared.values.tokens["x"]
+        # Of tokens that are not compared nothing comes back.
+        places = prepared.pool.compared.tolist()
+        back = collector.outputs[signature.outputs[0].name]
+
+        assert same_bits(x, values[slots]).all()
+        for place, token in enumerate(places):
+            if token in order:
+                assert same_bits(back[place], values[token]).all()
 
     def test_dead_rows_have_a_fill_of_their_own(self) -> None:
         """Dead slots of live rows and slots of dead rows are filled apart."""

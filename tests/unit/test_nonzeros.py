@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from biprop.case import Case, Dtype, TransformData
-from biprop.data.recipe import Pairing, Recipe
+from biprop.data.recipe import SEQUENCES, TOKENS, Pairing, Recipe
 from biprop.execution.nonzeros import nonzeros_of
 from biprop.operators import Kernel, KernelReference
 from biprop.sequence import LogicalSequence
@@ -62,6 +62,22 @@ def test_more_than_the_limit_is_not_listed() -> None:
     """A list of millions is no help, and None says so."""
     assert LISTED(case_of("ones"), "weight", 14) is None
     assert LISTED(case_of("ones"), "weight", 15) is not None
+
+
+def test_one_value_a_sequence_is_listed_once() -> None:
+    """Of a tensor without slots the last token's values are all that a launch takes."""
+    signature = parse_signature("q[B,H,1,D], k[B,H,C,D] -> o[B,H,1,D]")
+    case = Case(
+        dtype="float32",
+        dims={"H": 2, "D": 3},
+        sequences=(LogicalSequence(id=4, length=2), LogicalSequence(id=7, length=2)),
+        data={"q": Recipe(kind="normal"), "k": Recipe(kind="normal")},
+    )
+    listed = nonzeros_of(signature)(case, "q", 1000)
+
+    assert listed is not None
+    places = [(point.at[SEQUENCES], point.at[TOKENS]) for point in listed]
+    assert places == [(4, 1)] * 6 + [(7, 1)] * 6
 
 
 def test_both_judges_list_alike() -> None:

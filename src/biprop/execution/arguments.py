@@ -1,9 +1,8 @@
 """Arguments: what one launch hands to a kernel, made from values and index maps.
 
-Tensors with tokens are gathered through the maps, their dead slots filled; masks, lengths, offsets,
-orders and positions follow from the maps, so that they are always consistent. Every tensor is
-fresh: a kernel may write where it likes. Reading outputs back is done by
-`biprop.execution.outputs`.
+Tensors with tokens are gathered through the maps, their dead slots filled; what follows from the
+maps alone, as masks do, is made by `biprop.execution.derived`. Every tensor is fresh: a kernel may
+write where it likes. Reading outputs back is done by `biprop.execution.outputs`.
 """
 
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from biprop.bits import Poison, poison_
 from biprop.case import Case
-from biprop.errors import UnsupportedError
-from biprop.execution.frame import Frame, Slots, from_slots, to_slots
+from biprop.execution.derived import derived
+from biprop.execution.frame import Frame, Slots, to_slots
 from biprop.execution.storage import allocate, copied
 from biprop.execution.values import Values, dtype_of
 from biprop.layout.physical import Placement, placement_of
@@ -72,7 +71,9 @@ class Materialiser:
     layout: Layout
     align: int
     poison: Poison
+    # By identity: declarations live as long as their kernel, and hashing one takes longer.
     _plans: dict[int, _Plan] = attrs.field(factory=dict, init=False)
+    _placements: dict[int, Placement] = attrs.field(factory=dict, init=False)
 
     def arguments(
         self, signature: Signature, frame: Frame, given: Mapping[str, object] | None = None
@@ -85,7 +86,7 @@ class Materialiser:
             given: Arguments that are at hand already, by name.
 
         Raises:
-            UnsupportedError: An argument belongs to queries and contexts.
+            UnsupportedError: An argument has no value for this launch.
         """
         known = given or {}
         return [
@@ -122,17 +123,19 @@ class Materialiser:
         if kind == "scalar":
             return self.case.scalars[argument.name]
         if kind == "position":
-            source = frame.pool.position.to(frame.device)
+            source = self.values.position
             largest = float(frame.pool.position.max())
             fills = self._whole_fills(largest)
             return self._gathered(signature, argument, source, frame, fills=fills)
-        return _derived(signature, argument, frame)
+        return derived(signature, argument, frame, self.case)
 
     def _fills(self, argument: Argument) -> tuple[float, float]:
         padding = self.layout.padding
         if argument.is_float:
             return FILL_VALUES[padding.fill], FILL_VALUES[padding.dead_rows_fill]
-        return self._whole_fills(float(self.values.largest[argument.name]))
+        if padding.fill == padding.dead_rows_fill == "zero":
+            return 0.0, 0.0
+        return self._whole_fills(float(self.values.largest(argument.name)))
 
     def _whole_fills(self, largest: float) -> tuple[float, float]:
         """Return what dead slots of whole numbers hold: 0, or the largest legal value."""
@@ -143,16 +146,18 @@ class Materialiser:
         )
 
     def _placement(self, argument: Argument, dtype: torch.dtype) -> Placement:
-        return placement_of(
-            argument,
-            self.layout.storage,
-            item_size=dtype.itemsize,
-            align=self.align,
-            has_tokens=argument.token_axis is not None,
-        )
+        found = self._placements.get(id(argument))
+        if found is None:
+            found = self._placements[id(argument)] = placement_of(
+                argument,
+                self.layout.storage,
+                item_size=dtype.itemsize,
+                align=self.align,
+                has_tokens=argument.token_axis is not None,
+            )
+        return found
 
     def _plan(self, argument: Argument, dtype: torch.dtype) -> _Plan:
-        # By identity: declarations live as long as their kernel, and hashing one takes longer.
         found = self._plans.get(id(argument))
         if found is None:
             axis = argument.token_axis
@@ -212,30 +217,3 @@ def _fill(rows: Tensor, slots: Slots, fills: tuple[float, float]) -> None:
     for where, value in zip((slots.dead, slots.dead_rows), fills, strict=True):
         if where is not None:
             rows.index_fill_(0, where, value if rows.is_floating_point() else int(value))
-
-
-def _derived(signature: Signature, argument: Argument, frame: Frame) -> object:
-    """Return an argument that follows from the launch alone."""
-    launch = frame.launch
-    if argument.kind == "max_length":
-        return max(launch.lengths, default=0)
-    if argument.kind == "mask":
-        axes = len(launch.slots.shape)
-        live = (launch.slots >= 0).reshape(*launch.slots.shape, *(1,) * (len(argument.dims) - axes))
-        return copied(live.permute(from_slots(argument))).to(frame.device)
-    if argument.kind == "lengths":
-        lengths = [launch.lengths[row] for row in launch.rows(signature)]
-        return torch.tensor(lengths, dtype=torch.int32, device=frame.device)
-    if argument.kind == "offsets":
-        # With an order the sequences are found through it, in logical order; else as they lie.
-        rows = launch.logical_rows if signature.has_order else range(len(launch.lengths))
-        lengths = [0, *(launch.lengths[row] for row in rows)]
-        return torch.tensor(lengths).cumsum(0).to(dtype=torch.int32, device=frame.device)
-    if argument.kind == "order":
-        dead = (launch.slots.flatten() < 0).nonzero()[:, 0]
-        order = torch.cat([launch.order, dead]).reshape(launch.slots.shape)
-        return order.to(dtype=torch.int32, device=frame.device)
-    raise UnsupportedError(
-        f"Argument '{argument.name}' has kind {argument.kind}, which belongs to query and "
-        "context layouts: they are not part of this version."
-    )

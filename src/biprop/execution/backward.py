@@ -68,16 +68,16 @@ def _registered(
     }
     # A mutated argument keeps its place: as state, it is the tensor that the forward left behind.
     given |= checked(forward, returned, frame, case)
+    given = _as_seen_by(target, given, forward, frame)
     taken = {argument.name for argument in target.arguments}
     for output in forward.judged_outputs:
         if f"d{output.name}" in taken and output.is_float:
-            given[f"d{output.name}"] = materialiser.upstream(forward, output, frame)
+            given[f"d{output.name}"] = materialiser.upstream(target, output, frame)
     for argument in target.arguments:
         if argument.marked:
             if argument.name not in accumulators:
                 accumulators[argument.name] = materialiser.zeros(argument, frame)
             given[argument.name] = accumulators[argument.name]
-    given = _own_kinds_only(forward, target, given)
     assert kernel.backward is not None, "the caller looked"
     handed = materialiser.arguments(target, frame, given)
     returned = session.call(kernel.backward, handed, target, frame, role="backward")
@@ -87,16 +87,25 @@ def _registered(
             session.collector.add(target, output, gradients[output.name], frame, launch=launch)
 
 
-def _own_kinds_only(
-    forward: Signature, target: Signature, given: Mapping[str, object]
+def _as_seen_by(
+    target: Signature, given: Mapping[str, object], forward: Signature, frame: Frame
 ) -> dict[str, object]:
-    """Drop what is derived anew: with an order, offsets mean another thing than without."""
+    """Drop what is derived anew, and reorder rows: with an order, both mean another thing."""
     if forward.has_order == target.has_order:
         return dict(given)
     anew = {
         argument.name for argument in target.arguments if argument.kind in {"offsets", "lengths"}
     }
-    return {name: value for name, value in given.items() if name not in anew}
+    found = {name: value for name, value in given.items() if name not in anew}
+    before, after = frame.launch.rows(forward), frame.launch.rows(target)
+    if before != after:
+        rows = torch.tensor([before.index(row) for row in after], device=frame.device)
+        for item in (*forward.arguments, *forward.outputs):
+            value = found.get(item.name)
+            if item.token_axis == "B" and isinstance(value, Tensor):
+                place = [dim.name for dim in item.dims].index("B")
+                found[item.name] = value.index_select(place, rows)
+    return found
 
 
 def _differentiated(session: Session, frame: Frame, *, launch: int) -> None:
@@ -118,6 +127,7 @@ def _differentiated(session: Session, frame: Frame, *, launch: int) -> None:
     outputs = _differentiable(signature, returned)
     checked(signature, returned, frame, session.case)
     upstream = [session.materialiser.upstream(signature, output, frame) for output, _ in outputs]
+    session.dirty([(leaf.numel(), leaf.dtype) for _, leaf in leaves], frame, role="backward")
     with session.poisoner.watching("backward"):
         gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
             [values for _, values in outputs],
@@ -125,6 +135,7 @@ def _differentiated(session: Session, frame: Frame, *, launch: int) -> None:
             upstream,
             allow_unused=True,
         )
+    session.poisoner.look_at(gradients)
     if all(gradient is None for gradient in gradients):
         raise OutputError(
             "No output of the target depends on an argument whose gradient is judged: "

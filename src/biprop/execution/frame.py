@@ -4,12 +4,17 @@ Indices are made once per launch and axis, then used by every argument and outpu
 `biprop.execution.values`.
 """
 
+from functools import cached_property
+
 import attrs
 import torch
 from torch import Tensor
 
+from biprop.data.transfer import moved, moved_together
+from biprop.execution.compared import ComparedTokens
 from biprop.layout.launch import DEAD, DEAD_ROW, Launch
 from biprop.layout.pool import TokenPool
+from biprop.layout.query_context import attends, attends_keys
 from biprop.signature import Argument, Signature, TokenAxis
 
 __all__ = ["Frame", "Kept", "Slots", "from_slots", "slot_axes", "to_slots"]
@@ -20,8 +25,9 @@ class Slots:
     """One axis of a launch.
 
     Attributes:
-        shape: `(T,)`, `(B, S)` or `(B,)`.
-        span: First and past the last pool index, where the slots are one sequence and nothing else.
+        shape: `(T,)`, `(TQ,)`, `(TC,)`, `(B, S)`, `(B, Q)`, `(B, C)` or `(B,)`.
+        span: First and past the last pool index, where all slots are live and their tokens follow
+            each other as they do in the pool.
         index: int64, pool index of each flat slot, 0 where it is dead; None with a span.
         dead: Flat slots that are dead beside live ones, None if there are none.
         dead_rows: Flat slots of dead rows, None if there are none.
@@ -59,17 +65,32 @@ class Frame:
 
     Attributes:
         launch: The launch.
-        pool: What its maps point into.
+        compared: Which tokens are compared, of the pool that its maps point into.
         device: Where its tensors lie.
     """
 
     launch: Launch
-    pool: TokenPool
+    compared: ComparedTokens
     device: torch.device
     _slots: dict[tuple[TokenAxis, bool], Slots] = attrs.field(factory=dict, init=False)
     _kept: dict[tuple[TokenAxis, bool], Kept] = attrs.field(factory=dict, init=False)
     # By identity: declarations live as long as their kernel, and hashing one takes longer.
     _shapes: dict[int, tuple[int, ...]] = attrs.field(factory=dict, init=False)
+
+    @property
+    def pool(self) -> TokenPool:
+        """What the maps of the launch point into."""
+        return self.compared.pool
+
+    @cached_property
+    def attends(self) -> Tensor:
+        """Bool on the CPU, `[B,Q,C]` or `[TQ,TC]`: which query attends which context."""
+        return attends(self.launch, self.pool)
+
+    @cached_property
+    def attends_keys(self) -> Tensor:
+        """Which contexts of its row any query may attend: bool on the device, `[B,C]`."""
+        return moved(attends_keys(self.launch), self.device)
 
     def slots(self, signature: Signature, axis: TokenAxis) -> Slots:
         """Return an axis, as the arguments of a signature see it."""
@@ -100,43 +121,49 @@ class Frame:
             low, high = self.launch.span
             return Slots(shape=shape, span=(high - 1, high) if axis == "B" else (low, high))
         flat = found.flatten()
-        return Slots(
-            shape=shape,
-            index=flat.clamp(min=0).to(self.device),
-            dead=self._where(flat == DEAD),
-            dead_rows=self._where(flat == DEAD_ROW),
+        if axis == "B":
+            # A value of the sequence is the same in all its launches, whatever tokens they hold.
+            flat = self.pool.last[self.pool.sequence_of[flat.clamp(min=0)]].where(flat >= 0, flat)
+        span = _run_of(flat)
+        if span is not None:
+            # Copied as it lies, without an index on the device.
+            return Slots(shape=shape, span=span)
+        index, dead, dead_rows = moved_together(
+            self.device, flat.clamp(min=0), _where(flat == DEAD), _where(flat == DEAD_ROW)
         )
-
-    def _where(self, found: Tensor) -> Tensor | None:
-        where = found.nonzero()[:, 0]
-        return where.to(self.device) if len(where) else None
+        return Slots(shape=shape, index=index, dead=dead, dead_rows=dead_rows)
 
     def _make_kept(self, signature: Signature, axis: TokenAxis) -> Kept:
-        flat = self.launch.map_of(signature, axis).flatten()
-        ranks = (
-            self.pool.sequence_of[flat.clamp(min=0)]
-            if axis == "B"
-            else self.pool.rank[flat.clamp(min=0)]
-        )
-        count = self.pool.watched_count if axis == "B" else len(self.pool.compared)
-        slots = ((flat >= 0) & (ranks >= 0) & (ranks < count)).nonzero()[:, 0]
+        ranks = self.compared.ranks(axis, self.launch.map_of(signature, axis).flatten())
+        slots = (ranks >= 0).nonzero()[:, 0]
         ranks = ranks[slots]
-        if self.launch.span is not None:
-            # One sequence and nothing else: its active tokens are the last slots.
-            return Kept(slots=slots, ranks=ranks, run=(int(slots[0]), int(ranks[0]), len(slots)))
-        return Kept(
-            slots=slots,
-            ranks=ranks,
-            device_slots=slots.to(self.device),
-            device_ranks=ranks.to(self.device),
-        )
+        slots_run, ranks_run = _run_of(slots), _run_of(ranks)
+        if slots_run is not None and ranks_run is not None:
+            return Kept(slots=slots, ranks=ranks, run=(slots_run[0], ranks_run[0], len(slots)))
+        device_slots, device_ranks = moved_together(self.device, slots, ranks)
+        return Kept(slots=slots, ranks=ranks, device_slots=device_slots, device_ranks=device_ranks)
+
+
+def _run_of(numbers: Tensor) -> tuple[int, int] | None:
+    """Return the first and past the last of numbers that count up by one from 0 or more."""
+    count = len(numbers)
+    first, last = (int(numbers[0]), int(numbers[-1])) if count else (-1, -1)
+    if first < 0 or last != first + count - 1:
+        return None
+    is_run = bool((numbers == torch.arange(first, last + 1)).all())
+    return (first, last + 1) if is_run else None
+
+
+def _where(found: Tensor) -> Tensor | None:
+    where = found.nonzero()[:, 0]
+    return where if len(where) else None
 
 
 def slot_axes(argument: Argument) -> tuple[str, ...]:
     """Return the names of an argument's slot dimensions, in the order of the index maps."""
     axis = argument.token_axis
     assert axis is not None, "only tensors with tokens have slots"
-    return ("B", axis) if axis == "S" else (axis,)
+    return ("B", axis) if axis in {"S", "Q", "C"} else (axis,)
 
 
 def to_slots(argument: Argument) -> list[int]:

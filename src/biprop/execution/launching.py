@@ -5,7 +5,7 @@ Gradients are launched by `biprop.execution.backward`; runs are put together by
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import attrs
@@ -16,12 +16,12 @@ from biprop.case import Case
 from biprop.execution.arguments import Materialiser
 from biprop.execution.frame import Frame
 from biprop.execution.outputs import Collector, checked, flat_slots
-from biprop.execution.poison import Poisoner, dirty_blocks
+from biprop.execution.poison import Poisoner
 from biprop.execution.records import DEAD_SLOTS
-from biprop.execution.untouched import watch
+from biprop.execution.untouched import Unread, watch
 from biprop.execution.values import dtype_of
 from biprop.operators import Kernel
-from biprop.signature import Argument, Signature
+from biprop.signature import Argument, Signature, TokenAxis
 
 __all__ = ["DeadSlots", "Session", "launch_forward"]
 
@@ -45,7 +45,11 @@ class Session:
         poisoner: Poisons fresh memory.
         collector: Takes what is compared.
         dead: By name of a mutated argument.
+        everywhere: Whether all free memory of a device is poisoned before the first call of each
+            function, and not only what outputs would be made of.
         called: Functions that were called already: the first call of each is looked at closer.
+        dirtied: Functions for which memory was poisoned already.
+        unread: What the device alone knows so far of arguments that carry no mark.
     """
 
     kernel: Kernel
@@ -54,7 +58,10 @@ class Session:
     poisoner: Poisoner
     collector: Collector
     dead: dict[str, DeadSlots] = attrs.field(factory=dict)
+    everywhere: bool = False
     called: set[str] = attrs.field(factory=set)
+    dirtied: set[str] = attrs.field(factory=set)
+    unread: list[Unread] = attrs.field(factory=list)
 
     def call(
         self,
@@ -70,18 +77,31 @@ class Session:
         Raises:
             OutputError: It wrote into an argument that carries no mark.
         """
-        if frame.device.type == "cuda":
-            sizes = [_size(output, frame, self.case) for output in signature.outputs if output.dims]
-            if dirty_blocks(sizes, frame.device, self.poisoner.poison):
-                self.poisoner.reached = True
         if any(argument.is_supplied_output for argument in signature.arguments):
             self.poisoner.reached = True
         untouched = watch(signature, arguments, bits=role not in self.called)
         self.called.add(role)
+        # Last of all: what is allocated after it would take the poisoned blocks.
+        if frame.device.type == "cuda":
+            sizes = [_size(output, frame, self.case) for output in signature.outputs if output.dims]
+            self.dirty(sizes, frame, role=role)
         with self.poisoner.watching(role):
             returned = function(*arguments, **self.kernel.call)
-        untouched.check()
+        self.poisoner.look_at(returned)
+        self.unread.extend(untouched.check())
         return returned
+
+    def dirty(self, sizes: Sequence[tuple[int, torch.dtype]], frame: Frame, *, role: str) -> None:
+        """Poison what the next launch may be handed of its device's memory, for its outputs.
+
+        Args:
+            sizes: Element count and dtype of each output.
+            frame: The launch.
+            role: Which function is called; before its first call more is poisoned, if asked for.
+        """
+        is_first = role not in self.dirtied
+        self.dirtied.add(role)
+        self.poisoner.dirty(sizes, frame.device, everywhere=self.everywhere and is_first)
 
     def finish(self, names: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the outputs, and what dead slots were expected to hold."""
@@ -123,11 +143,11 @@ def _dead_of(
 
     A kernel that nothing tells which slots are dead cannot leave them alone.
     """
-    if not (signature.has_mask or signature.has_lengths or signature.has_offsets):
-        return []
     found = []
     for argument, value in zip(signature.arguments, arguments, strict=True):
         if not argument.is_mutated or argument.token_axis is None:
+            continue
+        if not _tells_dead(signature, argument.token_axis):
             continue
         assert isinstance(value, Tensor), "marked arguments are tensors"
         slots = frame.slots(signature, argument.token_axis)
@@ -135,6 +155,18 @@ def _dead_of(
         if where:
             found.append((argument, value, torch.cat(where)))
     return found
+
+
+def _tells_dead(signature: Signature, axis: TokenAxis) -> bool:
+    side = axis.removeprefix("T")
+    if side not in {"Q", "C"}:
+        return signature.has_mask or signature.has_lengths or signature.has_offsets
+    # A causal mask lets dead queries attend a key, so that they look like live ones.
+    return any(
+        (item.kind == "mask" and item.token_axis == axis)
+        or (item.kind in {"lengths", "offsets"} and item.parameter == side)
+        for item in signature.arguments
+    )
 
 
 def _size(output: Argument, frame: Frame, case: Case) -> tuple[int, torch.dtype]:

@@ -54,8 +54,14 @@ def nonzeros_of(
         values = values_of(kernel, case, pool, Neighbours(), torch.device("cpu"))
         if name in values.parameters:
             return _points(values.parameters[name], dims, (), limit)
-        rows = torch.stack([pool.tokens.sequence_id, pool.tokens.token], dim=1)
-        return _points(values.tokens[name], dims, tuple(map(tuple, rows.tolist())), limit)
+        rows, found = (
+            torch.stack([pool.tokens.sequence_id, pool.tokens.token], 1),
+            values.tokens[name],
+        )
+        if items[name].token_axis == "B":
+            # One value a sequence is the one of its last token, whatever the others hold.
+            rows, found = rows[pool.last], found[pool.last]
+        return _points(found, dims, tuple(map(tuple, rows.tolist())), limit)
 
     return nonzeros
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from biprop.case import Case
 from biprop.errors import OutputError
-from biprop.execution.frame import Frame, Kept, to_slots
+from biprop.execution.compared import ComparedTokens
+from biprop.execution.frame import Frame, Kept, slot_axes, to_slots
 from biprop.execution.records import TokenIndex
 from biprop.execution.values import dtype_of
-from biprop.layout.pool import TokenPool
 from biprop.signature import Argument, Signature, TokenAxis
 
 __all__ = ["Collector", "checked", "flat_slots"]
@@ -88,7 +88,7 @@ def flat_slots(argument: Argument, values: Tensor) -> Tensor:
     """Return `[slots, *free]` of a tensor in its declared order; a view where there can be one."""
     order = to_slots(argument)
     by_slot = values if order == sorted(order) else values.permute(order)
-    axes = 2 if argument.token_axis == "S" else 1
+    axes = len(slot_axes(argument))
     return by_slot if axes == 1 else by_slot.reshape(-1, *by_slot.shape[2:])
 
 
@@ -97,11 +97,11 @@ class Collector:
     """Gathers the compared rows of all launches of one configuration.
 
     Attributes:
-        pool: Of the configuration.
+        compared: Which tokens are, of the pool of the configuration.
         outputs: By name, filled launch by launch.
     """
 
-    pool: TokenPool
+    compared: ComparedTokens
     outputs: dict[str, Tensor] = attrs.field(factory=dict, init=False)
     _axes: dict[str, TokenAxis] = attrs.field(factory=dict, init=False)
     _kept: dict[str, list[tuple[Kept, int]]] = attrs.field(factory=dict, init=False)
@@ -134,7 +134,7 @@ class Collector:
         kept = frame.kept(signature, axis)
         flat = flat_slots(argument, values)
         if name not in self.outputs:
-            shape = (self._count(axis), *flat.shape[1:])
+            shape = (len(self.compared.places(axis)), *flat.shape[1:])
             self.outputs[name] = torch.empty(shape, dtype=flat.dtype, device=flat.device)
             self._axes[name], self._kept[name] = axis, []
         self._kept[name].append((kept, launch))
@@ -159,12 +159,13 @@ class Collector:
 
     def index(self) -> dict[str, TokenIndex | None]:
         """Return by name which token each row belongs to."""
+        pool = self.compared.pool
         known: dict[TokenAxis, TokenIndex] = {}
         for axis in self._axes.values():
             if axis not in known:
-                places = self._places(axis)
+                places = self.compared.places(axis)
                 known[axis] = TokenIndex(
-                    sequence_id=self.pool.sequence_id[places], token=self.pool.token[places]
+                    sequence_id=pool.sequence_id[places], token=pool.token[places]
                 )
         return {
             name: known[self._axes[name]] if name in self._axes else None for name in self.outputs
@@ -183,23 +184,19 @@ class Collector:
             # Outputs of one axis are read through the very same slots.
             key = tuple(id(kept) for kept, _ in parts)
             if parts and key not in made:
-                made[key] = self._placed(parts, count=self._count(self._axes[name]))
+                count = len(self.compared.places(self._axes[name]))
+                made[key] = _placed(parts, count=count)
             found[name] = made[key] if parts else nothing
         return found
 
-    def _places(self, axis: TokenAxis) -> Tensor:
-        return self.pool.last[: self.pool.watched_count] if axis == "B" else self.pool.compared
 
-    def _count(self, axis: TokenAxis) -> int:
-        return self.pool.watched_count if axis == "B" else len(self.pool.compared)
-
-    def _placed(self, parts: list[tuple[Kept, int]], *, count: int) -> Tensor:
-        slots = torch.cat([kept.slots for kept, _ in parts])
-        ranks = torch.cat([kept.ranks for kept, _ in parts])
-        sizes = torch.tensor([len(kept.ranks) for kept, _ in parts])
-        numbers = torch.tensor([launch for _, launch in parts])
-        rows = torch.full((count, 2), -1)
-        rows[ranks] = torch.stack([slots, numbers.repeat_interleave(sizes)], dim=1)
-        assert len(ranks) == count, f"{len(ranks)} rows came by instead of {count}"
-        assert int(rows.min()) >= 0, "a row came by twice, and another one never"
-        return rows
+def _placed(parts: list[tuple[Kept, int]], *, count: int) -> Tensor:
+    slots = torch.cat([kept.slots for kept, _ in parts])
+    ranks = torch.cat([kept.ranks for kept, _ in parts])
+    sizes = torch.tensor([len(kept.ranks) for kept, _ in parts])
+    numbers = torch.tensor([launch for _, launch in parts])
+    rows = torch.full((count, 2), -1)
+    rows[ranks] = torch.stack([slots, numbers.repeat_interleave(sizes)], dim=1)
+    assert len(ranks) == count, f"{len(ranks)} rows came by instead of {count}"
+    assert bool((rows >= 0).all()), "a row came by twice, and another one never"
+    return rows

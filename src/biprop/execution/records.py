@@ -6,6 +6,8 @@ Records only: `biprop.execution.run` makes them, `biprop.relations` compares the
 import attrs
 from torch import Tensor
 
+from biprop.errors import OutputError
+from biprop.execution.untouched import Unread
 from biprop.judgment import LaunchFact
 
 __all__ = ["DEAD_SLOTS", "Run", "TokenIndex"]
@@ -43,6 +45,7 @@ class Run:
         facts: Launch facts.
         poisons: Poisons that reached an output or a workspace: `nan`, `large`, or none.
         actual_backend: `torch`, `triton` or `triton-interpreter`.
+        unread: What the device alone knows so far of arguments that carry no mark.
     """
 
     outputs: dict[str, Tensor]
@@ -53,3 +56,14 @@ class Run:
     facts: tuple[LaunchFact, ...]
     poisons: tuple[str, ...]
     actual_backend: str
+    unread: tuple[Unread, ...] = ()
+
+    def settle(self) -> None:
+        """Wait for the device, and read what it knows of arguments that carry no mark.
+
+        Raises:
+            OutputError: The kernel wrote into one of them.
+        """
+        for item in self.unread:
+            if bool(item.flag):
+                raise OutputError(item.sentence)

@@ -4,7 +4,8 @@ The canonical and the transformed run take the same values and differ only in th
 where tensors lie. What the runs amount to is judged by `biprop.relations`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 
 import attrs
 import torch
@@ -16,6 +17,8 @@ from biprop.errors import TargetError
 from biprop.execution.arguments import Materialiser
 from biprop.execution.backend import actual_backend, qualified_name
 from biprop.execution.backward import Accumulators, collect_accumulators, launch_backward
+from biprop.execution.compared import ComparedTokens, compared_tokens
+from biprop.execution.facts import Launched, launches_seen
 from biprop.execution.frame import Frame
 from biprop.execution.launching import Session, launch_forward
 from biprop.execution.outputs import Collector, checked
@@ -63,6 +66,12 @@ class Prepared:
     values: Values
     _canonical: list[Frame] = attrs.field(factory=list, init=False)
 
+    @cached_property
+    def compared(self) -> ComparedTokens:
+        """Which tokens are compared: the same under every layout that the case is run in."""
+        cuts = apply_all(transforms_of(self.case)).cuts
+        return compared_tokens(self.kernel.signature, self.pool, cuts)
+
     def under(self, layout: Layout) -> "Prepared":
         """Return the same case for another layout; the same neighbours share their values."""
         if layout.neighbours == self.layout.neighbours:
@@ -95,7 +104,7 @@ class Prepared:
         return [self._frame(joint)] if joint is not None else self.canonical_frames()
 
     def _frame(self, launch: Launch) -> Frame:
-        return Frame(launch=launch, pool=self.pool, device=self.device)
+        return Frame(launch=launch, compared=self.compared, device=self.device)
 
 
 def prepare(kernel: Kernel, case: Case, *, device: torch.device | str) -> Prepared:
@@ -122,7 +131,7 @@ def prepare(kernel: Kernel, case: Case, *, device: torch.device | str) -> Prepar
     )
 
 
-def run_canonical(prepared: Prepared, *, poison: Poison = "nan") -> Run:
+def run_canonical(prepared: Prepared, *, poison: Poison = "nan", everywhere: bool = False) -> Run:
     """Run a case's watched sequences alone, in fresh contiguous memory.
 
     Errors of the target come through as they are.
@@ -130,16 +139,22 @@ def run_canonical(prepared: Prepared, *, poison: Poison = "nan") -> Run:
     Args:
         prepared: The case.
         poison: What outputs and workspaces hold before each launch.
+        everywhere: Whether all free memory of a device holds it before the first.
 
     Raises:
         OutputError: The target returned something else than its signature says.
     """
     frames = prepared.canonical_frames()
-    return _run(prepared, frames, CANONICAL, role="canonical", poison=poison)
+    session = _session(prepared, CANONICAL, poison, everywhere=everywhere)
+    return _run(prepared, frames, session, role="canonical")
 
 
 def run_transformed(
-    prepared: Prepared, layout: Layout | None = None, *, poison: Poison = "nan"
+    prepared: Prepared,
+    layout: Layout | None = None,
+    *,
+    poison: Poison = "nan",
+    everywhere: bool = False,
 ) -> Run:
     """Run a case as a layout says.
 
@@ -150,6 +165,7 @@ def run_transformed(
         layout: Another than the case's own.
         poison: What outputs and workspaces hold before each launch, unless the layout has them
             dirty: then they hold the large poison.
+        everywhere: Whether all free memory of a device holds it before the first.
 
     Raises:
         CaseError: The layout cannot be laid out for the signature.
@@ -157,7 +173,8 @@ def run_transformed(
     """
     ready = prepared if layout is None else prepared.under(layout)
     held: Poison = "large" if ready.layout.storage.dirty else poison
-    return _run(ready, ready.transformed_frames(), ready.layout, role="transformed", poison=held)
+    session = _session(ready, ready.layout, held, everywhere=everywhere)
+    return _run(ready, ready.transformed_frames(), session, role="transformed")
 
 
 def reference_outputs(prepared: Prepared, reduce: Reducer) -> dict[str, Tensor]:
@@ -178,7 +195,7 @@ def reference_outputs(prepared: Prepared, reduce: Reducer) -> dict[str, Tensor]:
         raise TargetError(f"Operator {kernel.name!r} has no reference.")
     signature, case = kernel.signature, prepared.case
     materialiser = _materialiser(prepared, CANONICAL, "nan")
-    collector = Collector(pool=prepared.pool)
+    collector = Collector(compared=prepared.compared)
     for number, frame in enumerate(prepared.joint_frames()):
         arguments = materialiser.arguments(signature, frame)
         returned = kernel.reference(*arguments, reduce=reduce, **kernel.call)
@@ -189,17 +206,20 @@ def reference_outputs(prepared: Prepared, reduce: Reducer) -> dict[str, Tensor]:
     return collector.finish(())
 
 
-def _run(
-    prepared: Prepared, frames: list[Frame], layout: Layout, *, role: str, poison: Poison
-) -> Run:
-    session = Session(
+def _session(prepared: Prepared, layout: Layout, poison: Poison, *, everywhere: bool) -> Session:
+    return Session(
         kernel=prepared.kernel,
         case=prepared.case,
         materialiser=_materialiser(prepared, layout, poison),
         poisoner=Poisoner(poison),
-        collector=Collector(pool=prepared.pool),
+        collector=Collector(compared=prepared.compared),
+        everywhere=everywhere,
     )
-    with switched(prepared.case.execution):
+
+
+def _run(prepared: Prepared, frames: list[Frame], session: Session, *, role: str) -> Run:
+    is_compiled = prepared.device.type != "cpu"
+    with switched(prepared.case.execution), launches_seen(is_compiled=is_compiled) as launched:
         _launch_all(session, frames)
     outputs, expected = session.finish(_names(prepared))
     return Run(
@@ -208,9 +228,10 @@ def _run(
         index=session.collector.index(),
         rows=session.collector.rows(),
         launches=len(frames),
-        facts=_facts(prepared, role),
-        poisons=(poison,) if session.poisoner.reached else (),
+        facts=_facts(prepared, role, launched),
+        poisons=(session.poisoner.poison,) if session.poisoner.reached else (),
         actual_backend=actual_backend(prepared.kernel),
+        unread=tuple(session.unread),
     )
 
 
@@ -245,8 +266,9 @@ def _names(prepared: Prepared) -> list[str]:
     return [item.name for item in kernel.backward_signature.judged_outputs]
 
 
-def _facts(prepared: Prepared, role: str) -> tuple[LaunchFact, ...]:
+def _facts(prepared: Prepared, role: str, launched: Iterable[Launched]) -> tuple[LaunchFact, ...]:
     functions: list[Callable[..., object]] = [prepared.kernel.function]
     if prepared.case.judged != "outputs" and prepared.kernel.backward is not None:
         functions.append(prepared.kernel.backward)
-    return tuple(LaunchFact(role=role, kernel=qualified_name(function)) for function in functions)
+    called = [LaunchFact(role=role, kernel=qualified_name(function)) for function in functions]
+    return (*called, *(LaunchFact(role=role, **attrs.asdict(item)) for item in launched))
