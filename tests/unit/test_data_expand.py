@@ -14,7 +14,14 @@ from biprop.errors import CaseError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Kinds in which a row is one design: their values change with the size of the last dimension.
-KINDS_OF_ROWS = ("peak_squares", "ties_squares", "peak_exponentials", "ties_exponentials", "mix")
+KINDS_OF_ROWS = (
+    "peak_squares",
+    "ties_squares",
+    "peak_exponentials",
+    "ties_exponentials",
+    "peak_keys",
+    "mix",
+)
 LENGTHS = {0: 5, 1: 1, 2: 8, 1024: 3}
 
 

@@ -226,6 +226,69 @@ class TestPeaks:
         assert (counts[counts >= 300] > 2000).all()
 
 
+class TestPeakKeys:
+    """Keys with one peak in each sequence."""
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("size", [1, 16, 50, 128, 4096])
+    def test_scores_are_one_peak_and_a_crowd(self, dtype: torch.dtype, size: int) -> None:
+        """Divided by the root of the size, one score is 0 and the others lie around half an ulp."""
+        values = build("peak_keys", size, dtype=dtype).double()
+        scores = values.sum(dim=1) / size**0.5
+        crowd = scores[scores < 0]
+
+        assert not values[:, 1:].any()
+        assert len(crowd) == 63
+        # The root is floored to 1 / 1024 and the product rounded to 8 bits.
+        assert float(crowd.max()) <= -14.4
+        assert float(crowd.min()) >= -17.6
+        assert len(set(crowd.tolist())) > 10
+
+    def test_the_peak_is_the_first_token_or_an_early_one(self) -> None:
+        """Half of the sequences have it at token 0, the others among the first 16 that they own."""
+        places = []
+        for key, length in [*((key, 40) for key in range(400)), *((key, 3) for key in range(400))]:
+            token = torch.arange(length, dtype=torch.int32)
+            tokens = Tokens(
+                sequence_id=torch.full_like(token, key),
+                token=token,
+                length=torch.full_like(token, length),
+            )
+            recipe = Recipe(kind="peak_keys")
+            values = expand(
+                recipe,
+                seed=3,
+                name="k",
+                tokens=tokens,
+                dims=("H", "D"),
+                sizes=(2, 4),
+                dtype=torch.float32,
+            )
+            is_peak = values[:, :, 0] == 0
+            assert is_peak.sum(dim=0).tolist() == [1, 1]
+            assert same_bits(is_peak[:, 0].float(), is_peak[:, 1].float()).all()
+            places.append(int(is_peak[:, 0].nonzero()))
+        long, short = places[:400], places[400:]
+
+        assert 180 < long.count(0) < 250
+        assert set(long) == set(range(16))
+        assert set(short) == {0, 1, 2}
+
+    def test_a_parameter_has_no_peak(self) -> None:
+        """Without tokens there is no key to be the peak."""
+        values = expand(
+            Recipe(kind="peak_keys"),
+            seed=3,
+            name="k",
+            tokens=None,
+            dims=("D",),
+            sizes=(8,),
+            dtype=torch.float32,
+        )
+
+        assert not values.any()
+
+
 class TestTies:
     """Kinds whose sum lies at a tie of the output."""
 

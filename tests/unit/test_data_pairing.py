@@ -226,7 +226,7 @@ class TestWhoFollows:
 
     @pytest.mark.parametrize(
         "kind",
-        ["zeros", "ones", "iota", "peak_squares", "ties_squares", "peak_exponentials"],
+        ["zeros", "ones", "iota", "peak_squares", "ties_squares", "peak_exponentials", "peak_keys"],
     )
     def test_kinds_with_a_design_of_their_own_do_not(self, kind: str) -> None:
         """Their values are the same with and without a pairing."""

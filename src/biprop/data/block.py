@@ -24,10 +24,18 @@ from biprop.data.counter import (
     word,
 )
 from biprop.data.floats import NumberFormat
-from biprop.data.matching import fold, joined, own_masks, shared_masks
+from biprop.data.matching import fold, joined, narrowed, own_masks, shared_masks
 from biprop.data.recipe import SEQUENCES, TOKENS, Pairing
 
-__all__ = ["Block", "Tokens", "Words", "element_words", "slice_words", "token_words"]
+__all__ = [
+    "Block",
+    "Tokens",
+    "Words",
+    "element_words",
+    "own_sequence_mask",
+    "slice_words",
+    "token_words",
+]
 
 # Far enough below the largest of 24 binades that a tail without partner does not hide the rounding.
 _UNPAIRED_FACTOR = 2.0**-24
@@ -163,7 +171,7 @@ def token_words(
     flip: Tensor | None = None
     unpaired: Tensor | None = None
     if over_sequences is not None:
-        own = max(1, base & _OWN_SEQUENCE_MASK)
+        own = own_sequence_mask(base)
         mask = word(own if over_sequences.role == "own" else over_sequences.mask)
         sequence_id, flip, _ = fold(sequence_id, over_sequences.role, mask)
     if over_tokens is not None:
@@ -178,6 +186,11 @@ def token_words(
     return mix_(_hashed(sequence_id, token) + word(base)), flip, unpaired
 
 
+def own_sequence_mask(base: int) -> int:
+    """Return the mask of `own` over sequences, given the word of seed, tensor and kind."""
+    return max(1, base & _OWN_SEQUENCE_MASK)
+
+
 def element_words(block: Block, kind: str, pairing: Mapping[str, Pairing]) -> Words:
     """Return the word of every element of a block, partners folded onto one word."""
     words, flip, unpaired = token_words(block, kind, pairing)
@@ -190,12 +203,10 @@ def element_words(block: Block, kind: str, pairing: Mapping[str, Pairing]) -> Wo
         coordinate = _along(block.coordinates[axis], axis, axis_count)
         over = pairing.get(dim)
         if over is not None and size > 1:
-            # A mask wider than the size would leave every position without a partner.
             if over.role == "own":
                 mask = own_masks(words, coordinate, size)
             else:
-                narrowed = over.mask & ((1 << (size - 1).bit_length()) - 1) or 1
-                mask = shared_masks(coordinate, narrowed)
+                mask = shared_masks(coordinate, narrowed(over.mask, size))
             coordinate, flip_axis, partner = fold(coordinate, over.role, mask)
             flip = joined(flip, flip_axis)
             if flip_axis is not None and partner is not None and size & (size - 1):

@@ -2,7 +2,8 @@
 
 The same recipe, seed, name and tokens give the same bits on every device, with every number of
 threads and in every part: asking for fewer rows changes none of the others. What a kind looks like
-is said in `biprop.data.kinds`; where the values come to lie is said in `biprop.layout`.
+is said in `biprop.data.kinds`, which defines it by torch operations; on a GPU one kernel does their
+work (`biprop.data.device`). Where the values come to lie is said in `biprop.layout`.
 """
 
 import math
@@ -15,16 +16,53 @@ from torch import Tensor
 from biprop.bits import digest_bits
 from biprop.data.block import Block, Tokens, token_words
 from biprop.data.counter import SALT_SEQUENCE, mix_, word
+from biprop.data.device import expand_plan, takes_kernel
 from biprop.data.floats import NumberFormat, format_of, round_to, scaled
-from biprop.data.kinds import MAKERS
+from biprop.data.kinds import CONSTANTS, MAKERS, exponent_of
+from biprop.data.plan import Plan, plan_of
 from biprop.data.recipe import Pairing, Recipe
 from biprop.errors import CaseError
 
-__all__ = ["Tokens", "digest", "expand", "expand_tokens"]
+__all__ = ["Expansion", "Tokens", "digest", "expand", "expand_tokens", "expansion_of"]
 
 # Elements of a block: its few temporaries stay in a processor's cache, and memory stays bounded.
 _BLOCK_ELEMENTS = 1 << 17
-_CONSTANTS = ("zeros", "ones")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Expansion:
+    """A tensor that is worked out on the host, and not yet expanded.
+
+    Attributes:
+        recipe: What it holds.
+        whole: The tensor.
+        shape: Of the result.
+        plan: What a kernel expands it by; None where torch does.
+    """
+
+    recipe: Recipe
+    whole: Block
+    shape: tuple[int, ...]
+    plan: Plan | None = None
+
+    def values(
+        self, *, tokens: Tokens | None, target: Tensor | None, table: Tensor | None = None
+    ) -> Tensor:
+        """Return what `expand` returns.
+
+        Args:
+            tokens: Those of `whole`, on the device.
+            target: Likewise.
+            table: That of `plan`, if it is there already.
+        """
+        whole = self.whole
+        if self.recipe.kind in CONSTANTS or not math.prod(self.shape):
+            return _constant(self.recipe, self.shape, whole.number_format, whole.device)
+        if tokens is not whole.tokens or target is not whole.target:
+            whole = attrs.evolve(whole, tokens=tokens, target=target)
+        if self.plan is not None:
+            return expand_plan(self.plan, whole, table=table).reshape(self.shape)
+        return _by_torch(self.recipe, whole).reshape(self.shape)
 
 
 def expand(
@@ -59,33 +97,67 @@ def expand(
     Raises:
         CaseError: The dtype has no data, or a point names an axis that the tensor does not have.
     """
-    place = _device_of(tokens, device)
-    number_format = format_of(dtype)
+    return expansion_of(
+        recipe,
+        seed=seed,
+        name=name,
+        tokens=tokens,
+        dims=dims,
+        sizes=sizes,
+        dtype=dtype,
+        target=target,
+        device=_device_of(tokens, device),
+    ).values(tokens=tokens, target=target)
+
+
+def expansion_of(
+    recipe: Recipe,
+    *,
+    seed: int,
+    name: str,
+    tokens: Tokens | None,
+    dims: Sequence[str],
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+    target: Tensor | None,
+    device: torch.device,
+) -> Expansion:
+    """Work out a tensor on the host, so that what several of them need is moved together.
+
+    Args and errors are those of `expand`; tokens and target may lie on the CPU, and are moved then.
+    """
     rows = () if tokens is None else (tokens.count,)
     shape = (*rows, *sizes)
-    if recipe.kind in _CONSTANTS or not math.prod(shape):
-        return _constant(recipe, shape, number_format, place)
     # A tensor without other dimensions has one element in each slice.
     inner_dims, inner_sizes = (tuple(dims), tuple(sizes)) if sizes else (("",), (1,))
     whole = Block(
         seed=seed,
         name=name,
-        number_format=number_format,
-        device=place,
+        number_format=format_of(dtype),
+        device=device,
         tokens=tokens,
         target=target,
         dims=inner_dims,
         sizes=inner_sizes,
-        coordinates=tuple(
-            torch.arange(size, dtype=torch.int32, device=place) for size in inner_sizes
-        ),
+        coordinates=(),
     )
+    is_constant = recipe.kind in CONSTANTS or not math.prod(shape)
+    plan = None if is_constant or not takes_kernel(recipe, whole) else plan_of(recipe, whole)
+    return Expansion(recipe=recipe, whole=whole, shape=shape, plan=plan)
+
+
+def _by_torch(recipe: Recipe, whole: Block) -> Tensor:
+    """Return the values of a whole tensor, block by block."""
+    coordinates = tuple(
+        torch.arange(size, dtype=torch.int32, device=whole.device) for size in whole.sizes
+    )
+    whole = attrs.evolve(whole, coordinates=coordinates)
     if math.prod(whole.shape) <= _BLOCK_ELEMENTS:
-        return _rounded(recipe, whole).reshape(shape)
-    values = torch.empty(whole.shape, dtype=dtype, device=place)
+        return _rounded(recipe, whole)
+    values = torch.empty(whole.shape, dtype=whole.number_format.dtype, device=whole.device)
     for part in _parts(whole.shape):
         values[part] = _rounded(recipe, _cut(whole, part))
-    return values.reshape(shape)
+    return values
 
 
 def expand_tokens(
@@ -168,14 +240,10 @@ def _rounded(recipe: Recipe, block: Block) -> Tensor:
     if recipe.kind == "mix":
         return _mixture(recipe, block)
     number_format = block.number_format
-    if recipe.kind in _CONSTANTS:
+    if recipe.kind in CONSTANTS:
         return _constant(recipe, block.shape, number_format, block.device)
     maker = MAKERS[recipe.kind]
-    exponent = recipe.exponent
-    if maker.reach is not None:
-        # Reduced for all values alike: clamping each would make a crowd of equal values.
-        reach = maker.reach(number_format, block.sizes[-1])
-        exponent = min(exponent, number_format.exponent_limit - reach)
+    exponent = exponent_of(recipe, number_format, block.sizes[-1])
     values = scaled(maker.make(recipe, block), exponent)
     return round_to(values, number_format.dtype, bounded=maker.reach is not None)
 
@@ -184,8 +252,9 @@ def _constant(
     recipe: Recipe, shape: tuple[int, ...], number_format: NumberFormat, device: torch.device
 ) -> Tensor:
     """Return zeros, or ones times 2**exponent; zeros too where there is no element."""
-    fill = 2.0 ** min(recipe.exponent, number_format.exponent_limit)
-    value = fill if recipe.kind == "ones" else 0.0
+    value = 0.0
+    if recipe.kind == "ones":
+        value = 2.0 ** exponent_of(recipe, number_format, 1)
     return torch.full(shape, value, dtype=number_format.dtype, device=device)
 
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from biprop.data.counter import SALT_SEQUENCE, hash_words, mix_, word
 from biprop.data.recipe import Role
 
-__all__ = ["fold", "joined", "own_masks", "shared_masks"]
+__all__ = ["fold", "joined", "narrowed", "own_masks", "second_mask", "shared_masks"]
 
 
 def shared_masks(index: Tensor, mask: int) -> Tensor:
     """Return the XOR mask of every position under a mask that all slices share."""
-    found = _second_mask(mask)
+    found = second_mask(mask)
     if found is None:
         return word(mask)
     second, one, other = found
@@ -65,8 +65,16 @@ def joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one ^ other
 
 
+def narrowed(mask: int, size: int) -> int:
+    """Return a mask cut to the bits that a size has, 1 where none is left.
+
+    A mask wider than the size would leave every position without a partner.
+    """
+    return mask & ((1 << (size - 1).bit_length()) - 1) or 1
+
+
 @functools.cache
-def _second_mask(mask: int) -> tuple[int, int, int] | None:
+def second_mask(mask: int) -> tuple[int, int, int] | None:
     """Return a second mask and the two bits that decide; None where there is no other.
 
     All three lie within the bits of `mask`, so that no size enters.

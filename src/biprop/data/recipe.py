@@ -33,6 +33,7 @@ KINDS = (
     "ties_squares",
     "peak_exponentials",
     "ties_exponentials",
+    "peak_keys",
     "mix",
     "explicit",
 )

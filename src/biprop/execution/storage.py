@@ -29,6 +29,8 @@ def allocate(
     Its elements are not initialised to anything in particular. It is no view of another tensor, and
     where nothing is moved its storage is its own memory and no more, as a user's would be.
     """
+    if placement.is_plain and device.type != "cpu":
+        return _checked(torch.empty(shape, dtype=dtype, device=device))
     strides = placement.strides(shape)
     if placement.is_plain:
         whole = _storage(math.prod(shape), dtype, device)
@@ -52,13 +54,16 @@ def copied(values: Tensor, placement: Placement = _PLAIN) -> Tensor:
 def _storage(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return `[count]` of fresh memory that starts at a boundary."""
     if device.type != "cpu" or not count:
-        # The allocator of CUDA aligns to 512 bytes.
-        whole = torch.empty(count, dtype=dtype, device=device)
-        assert whole.data_ptr() % BOUNDARY == 0, "memory of a device starts at a boundary"
-        return whole
+        return _checked(torch.empty(count, dtype=dtype, device=device))
     # torch aligns to 64 bytes on the CPU; an offset into its storage would be seen by the target,
     # and by torch.compile, which guards on it.
     size = count * dtype.itemsize
     memory = np.zeros(size + 2 * BOUNDARY, dtype=np.uint8)
     start = -memory.__array_interface__["data"][0] % BOUNDARY
     return torch.frombuffer(memory[start : start + size], dtype=dtype)
+
+
+def _checked(fresh: Tensor) -> Tensor:
+    # The allocator of CUDA aligns to 512 bytes.
+    assert fresh.data_ptr() % BOUNDARY == 0, "memory of a device starts at a boundary"
+    return fresh

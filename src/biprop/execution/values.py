@@ -4,13 +4,16 @@ Launches only gather from these (`biprop.execution.arguments`); they never chang
 configurations take the same bits.
 """
 
+from collections.abc import Mapping, Sequence
+
 import attrs
 import torch
 from torch import Tensor
 
 from biprop.case import Case, Judged
-from biprop.data.expand import Tokens, expand, expand_tokens
+from biprop.data.expand import Expansion, Tokens, expand_tokens, expansion_of
 from biprop.data.recipe import Recipe
+from biprop.data.transfer import moved_all
 from biprop.errors import CaseError
 from biprop.layout.pool import TokenPool
 from biprop.layout.records import Neighbours
@@ -45,12 +48,21 @@ class Values:
         tokens: `[n, *free]` of each argument with a token axis, and of each upstream gradient,
             which is zero on inactive tokens.
         parameters: `[*dims]` of what the whole batch shares.
-        largest: The largest value of each integer argument, which its dead slots may hold.
+        position: int64 `[n]`, the position of each token.
     """
 
     tokens: dict[str, Tensor]
     parameters: dict[str, Tensor]
-    largest: dict[str, int]
+    position: Tensor
+    _largest: dict[str, int] = attrs.field(factory=dict, alias="largest")
+
+    def largest(self, name: str) -> int:
+        """Return the largest value of an integer argument, which its dead slots may hold."""
+        if name not in self._largest:
+            # Only on demand: the host waits for the device.
+            values = self.tokens[name]
+            self._largest[name] = int(values.max()) if values.numel() else 0
+        return self._largest[name]
 
 
 def dtype_of(argument: Argument, case: Case) -> torch.dtype:
@@ -66,31 +78,42 @@ def values_of(
     Raises:
         CaseError: A tensor has no recipe.
     """
-    maker = _Maker(case=case, pool=pool, device=device, loudness=neighbours.loudness)
     signature = kernel.signature
-    made = Values(tokens={}, parameters={}, largest={})
-    for argument in signature.arguments:
-        # Ids first: recipes may put their peaks at the row's target.
-        if argument.kind == "token":
-            made.tokens[argument.name] = maker.ids(argument)
-            made.largest[argument.name] = case.dims[argument.parameter or ""] - 1
-    for argument in signature.arguments:
-        if argument.kind not in DTYPE_KINDS or argument.is_supplied_output:
-            continue
-        recipe = _recipe_of(argument, case)
-        target = _target_of(argument, signature, made)
-        values = maker.tensor(argument.name, argument, recipe, target)
-        (made.tokens if argument.token_axis else made.parameters)[argument.name] = values
-        if not argument.is_float:
-            made.largest[argument.name] = int(values.max()) if values.numel() else 0
+    maker = _Maker(case=case, pool=pool, device=device, loudness=neighbours.loudness)
+    with_ids = [argument for argument in signature.arguments if argument.kind == "token"]
+    ids = {argument.name: maker.ids(argument) for argument in with_ids}
+    wanted = [
+        maker.wanted(argument.name, argument, _recipe_of(argument, case), ids, signature)
+        for argument in signature.arguments
+        if argument.kind in DTYPE_KINDS and not argument.is_supplied_output
+    ]
     for output in _upstream(kernel, case.judged):
         name = f"d{output.name}"
         if name not in case.data:
             raise CaseError(f"Upstream gradient '{name}' has no recipe: give one in data.")
-        values = maker.tensor(name, output, case.data[name], _target_of(output, signature, made))
-        inactive = (~pool.active).nonzero()[:, 0].to(device)
-        made.tokens[name] = values.index_fill_(0, inactive, 0)
-    return made
+        upstream = maker.wanted(name, output, case.data[name], ids, signature)
+        wanted.append(attrs.evolve(upstream, is_upstream=True))
+    largest = {item.name: case.dims[item.parameter or ""] - 1 for item in with_ids}
+    return maker.made(wanted, ids, largest)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Wanted:
+    """A tensor that is worked out on the host.
+
+    Attributes:
+        name: Its name.
+        argument: Its declaration.
+        expansion: What it holds.
+        target: Name of the ids over its last dimension; empty without.
+        is_upstream: Whether it is an upstream gradient.
+    """
+
+    name: str
+    argument: Argument
+    expansion: Expansion
+    target: str
+    is_upstream: bool = False
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -101,7 +124,7 @@ class _Maker:
     loudness: int
 
     def ids(self, argument: Argument) -> Tensor:
-        """Return int64 `[n, *free]` in [0, V)."""
+        """Return int64 `[n, *free]` in [0, V), on the CPU."""
         recipe = self.case.data.get(argument.name)
         sizes = self._sizes(argument)
         count = torch.Size(sizes).numel()
@@ -115,44 +138,87 @@ class _Maker:
             )
             for column in range(count)
         ]
-        return torch.stack(columns, dim=1).reshape(-1, *sizes).to(self.device)
+        return torch.stack(columns, dim=1).reshape(-1, *sizes)
 
-    def tensor(
-        self, name: str, argument: Argument, recipe: Recipe, target: Tensor | None
-    ) -> Tensor:
-        """Return `[n, *free]`, or `[*dims]` of a parameter."""
-        dtype = dtype_of(argument, self.case)
-        drawn = torch.float32 if dtype == torch.float64 or not argument.is_float else dtype
-        values = expand(
+    def wanted(
+        self,
+        name: str,
+        argument: Argument,
+        recipe: Recipe,
+        ids: Mapping[str, Tensor],
+        signature: Signature,
+    ) -> _Wanted:
+        """Work out `[n, *free]`, or `[*dims]` of a parameter."""
+        target = _target_of(argument, signature)
+        expansion = expansion_of(
             recipe,
             seed=self.case.seed,
             name=name,
-            tokens=self._tokens() if argument.token_axis else None,
+            tokens=self.pool.tokens if argument.token_axis else None,
             dims=[dim.text for dim in argument.free_dims],
             sizes=self._sizes(argument),
-            dtype=drawn,
-            target=target,
+            dtype=self._drawn(argument),
+            target=ids.get(target),
             device=self.device,
         )
-        if argument.is_float and argument.token_axis and self.loudness:
-            self._make_loud(values)
+        return _Wanted(name=name, argument=argument, expansion=expansion, target=target)
+
+    def made(
+        self, wanted: Sequence[_Wanted], ids: Mapping[str, Tensor], largest: dict[str, int]
+    ) -> Values:
+        """Expand all that is wanted."""
+        pool, tokens = self.pool, self.pool.tokens
+        plans = [item.expansion.plan for item in wanted]
+        columns, position, *rest = moved_all(
+            self.device,
+            [
+                torch.stack((tokens.sequence_id, tokens.token, tokens.length)),
+                pool.position,
+                *ids.values(),
+                *(plan.table for plan in plans if plan is not None),
+                *([pool.loud.nonzero()[:, 0]] if self.loudness else []),
+                *([(~pool.active).nonzero()[:, 0]] if wanted and wanted[-1].is_upstream else []),
+            ],
+        )
+        if self.device.type != "cpu":
+            sequence_id, token, length = columns.unbind()
+            tokens = Tokens(sequence_id=sequence_id, token=token, length=length)
+        remaining = iter(rest)
+        there = {name: next(remaining) for name in ids}
+        tables = [None if plan is None else next(remaining) for plan in plans]
+        loud = next(remaining) if self.loudness else None
+        inactive = next(remaining, None)
+        made = Values(tokens=dict(there), parameters={}, position=position, largest=largest)
+        for item, table in zip(wanted, tables, strict=True):
+            has_tokens = item.argument.token_axis is not None
+            values = item.expansion.values(
+                tokens=tokens if has_tokens else None, target=there.get(item.target), table=table
+            )
+            values = self._finished(item.argument, values, loud)
+            if item.is_upstream:
+                assert inactive is not None, "upstream gradients come last of all"
+                values.index_fill_(0, inactive, 0)
+            (made.tokens if has_tokens else made.parameters)[item.name] = values
+        return made
+
+    def _finished(self, argument: Argument, values: Tensor, loud: Tensor | None) -> Tensor:
+        """Return expanded values in their dtype, neighbours loud."""
+        if argument.is_float and argument.token_axis and loud is not None:
+            self._make_loud(values, loud)
+        dtype = dtype_of(argument, self.case)
         if dtype in {torch.uint8, torch.bool}:
             values = values.abs()
-        return values if dtype == drawn else values.to(dtype)
+        return values if dtype == values.dtype else values.to(dtype)
 
-    def _tokens(self) -> Tokens:
-        tokens = self.pool.tokens
-        return Tokens(
-            sequence_id=tokens.sequence_id.to(self.device),
-            token=tokens.token.to(self.device),
-            length=tokens.length.to(self.device),
-        )
+    def _drawn(self, argument: Argument) -> torch.dtype:
+        """Return the dtype that values are drawn in."""
+        dtype = dtype_of(argument, self.case)
+        return torch.float32 if dtype == torch.float64 or not argument.is_float else dtype
 
     def _sizes(self, argument: Argument) -> tuple[int, ...]:
         return tuple(dim.size(self.case.dims) for dim in argument.free_dims)
 
-    def _make_loud(self, values: Tensor) -> None:
-        loud = self.pool.loud.nonzero()[:, 0].to(self.device)
+    def _make_loud(self, values: Tensor, loud: Tensor) -> None:
         if not len(loud):
             return
         louder = values.index_select(0, loud) * 2.0**self.loudness
@@ -171,15 +237,15 @@ def _recipe_of(argument: Argument, case: Case) -> Recipe:
     return _WHOLE
 
 
-def _target_of(argument: Argument, signature: Signature, made: Values) -> Tensor | None:
-    """Return the target token of each row, where the signature has ids over the last dimension."""
+def _target_of(argument: Argument, signature: Signature) -> str:
+    """Return the name of the target token of each row: ids over the last dimension; else empty."""
     if not argument.token_axis or not argument.free_dims:
-        return None
+        return ""
     last = argument.free_dims[-1].text
     for other in signature.arguments:
         if other.kind == "token" and other.parameter == last and not other.free_dims:
-            return made.tokens[other.name]
-    return None
+            return other.name
+    return ""
 
 
 def _upstream(kernel: Kernel, judged: Judged) -> tuple[Argument, ...]:

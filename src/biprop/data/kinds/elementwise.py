@@ -17,10 +17,10 @@ from biprop.data.counter import SALT_SEQUENCE, word
 from biprop.data.floats import NumberFormat, float_of_bits
 from biprop.data.recipe import Recipe
 
-__all__ = ["ELEMENTWISE", "iota", "make_elementwise"]
+__all__ = ["BINADES", "ELEMENTWISE", "iota", "make_elementwise"]
 
-_BINADES_WIDE = 21
-_BINADES_PAIRS = 25
+# Over how many binades the kinds with falling exponents spread.
+BINADES: Final[Mapping[str, int]] = MappingProxyType({"wide": 21, "pairs": 25})
 
 
 def make_elementwise(recipe: Recipe, block: Block) -> Tensor:
@@ -81,12 +81,12 @@ def _uniform(words: Tensor, number_format: NumberFormat) -> Tensor:
 
 def _wide(words: Tensor, number_format: NumberFormat) -> Tensor:
     """Spread evenly over 21 binades."""
-    return float_of_bits(_falling(words, _BINADES_WIDE, number_format.exponent_top), words)
+    return float_of_bits(_falling(words, BINADES["wide"], number_format.exponent_top), words)
 
 
 def _pairs(words: Tensor, number_format: NumberFormat) -> Tensor:
     """Spread evenly over 25 binades: more than a float32 accumulator holds."""
-    return float_of_bits(_falling(words, _BINADES_PAIRS, number_format.exponent_top), words)
+    return float_of_bits(_falling(words, BINADES["pairs"], number_format.exponent_top), words)
 
 
 def _swamp(words: Tensor, number_format: NumberFormat) -> Tensor:

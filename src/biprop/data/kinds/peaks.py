@@ -14,7 +14,7 @@ from biprop.data.counter import SALT_SEQUENCE, mix_, salt_of_axis, word
 from biprop.data.floats import float_of_bits
 from biprop.data.recipe import Recipe
 
-__all__ = ["peak_exponentials", "peak_squares", "peaks_of", "words_of_slices"]
+__all__ = ["kept_of", "peak_exponentials", "peak_squares", "peaks_of", "words_of_slices"]
 
 
 def peak_squares(recipe: Recipe, block: Block) -> Tensor:
@@ -37,13 +37,20 @@ def peak_exponentials(recipe: Recipe, block: Block) -> Tensor:
     words = words_of_slices(block, slices, size)
     fraction = (words & word(0x7FFFFF)).bitwise_right_shift_(word(3)).float()
     values = fraction.mul_(-3.0 * 2.0**-20).sub_(14.5)
-    # Half of the long slices keep about 128, so that the noise stays visible in a narrow dtype.
     if size > 256:
         thin = (slices & word(64)) > word(0)
-        kept = torch.where(thin, word(max(1, 128 * 256 // size)), word(128))
+        kept = torch.where(thin, word(kept_of(size)), word(128))
         values.masked_fill_((words >> word(23)).bitwise_and_(word(127)) >= kept, -40.0)
     values.scatter_(1, peaks_of(recipe, block, slices), 0.0)
     return values.reshape(block.shape)
+
+
+def kept_of(size: int) -> int:
+    """Return how many elements of 128 a thin slice of `peak_exponentials` keeps.
+
+    Half of the long slices are thin, so that the noise stays visible in a narrow dtype.
+    """
+    return max(1, 128 * 256 // size) if size > 256 else 128
 
 
 def words_of_slices(block: Block, slices: Tensor, count: int) -> Tensor:

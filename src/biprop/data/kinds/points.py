@@ -1,15 +1,16 @@
 """The explicit kind: zero but for the points that a recipe lists, as shrunk cases have them."""
 
 import itertools
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from biprop.data.block import Block
-from biprop.data.recipe import SEQUENCES, TOKENS, Recipe
+from biprop.data.recipe import SEQUENCES, TOKENS, Point, Recipe
 from biprop.errors import CaseError
 
-__all__ = ["explicit"]
+__all__ = ["check_axes", "explicit", "numbers_of"]
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -21,12 +22,13 @@ def explicit(recipe: Recipe, block: Block) -> Tensor:
         CaseError: A point names an axis that the tensor does not have.
     """
     values = torch.zeros(block.shape, dtype=torch.float32, device=block.device)
-    pairs = [(tuple(point.at.items()), point.value) for point in recipe.points]
+    places = (tuple(point.at.items()) for point in recipe.points)
+    pairs = list(zip(places, numbers_of(recipe.points), strict=True))
     # Points that name the same axes are written together: shrinking writes thousands of them.
     for axes, group in itertools.groupby(pairs, key=lambda pair: tuple(a for a, _ in pair[0])):
-        _check_axes(axes, block)
-        last_of = {tuple(index for _, index in at): value for at, value in group}
-        numbers = [max(-_LARGEST, min(_LARGEST, float.fromhex(v))) for v in last_of.values()]
+        check_axes(axes, block)
+        last_of = {tuple(index for _, index in at): number for at, number in group}
+        numbers = list(last_of.values())
         indices = torch.tensor(list(last_of), dtype=torch.int64, device=block.device)
         _write_(
             values,
@@ -38,7 +40,17 @@ def explicit(recipe: Recipe, block: Block) -> Tensor:
     return values
 
 
-def _check_axes(axes: tuple[str, ...], block: Block) -> None:
+def numbers_of(points: Iterable[Point]) -> list[float]:
+    """Return the values of points, none beyond what float32 holds."""
+    return [max(-_LARGEST, min(_LARGEST, float.fromhex(point.value))) for point in points]
+
+
+def check_axes(axes: tuple[str, ...], block: Block) -> None:
+    """Refuse axes that a tensor does not have.
+
+    Raises:
+        CaseError: One of them is no axis of the block.
+    """
     rows = () if block.tokens is None else (TOKENS, SEQUENCES)
     for axis in axes:
         if axis not in (*rows, *block.dims):
