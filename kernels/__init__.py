@@ -10,12 +10,21 @@ if __name__ != "biprop.kernels":
         "import biprop.kernels."
     )
 
+from biprop.kernels.attention import OPERATOR as ATTENTION
 from biprop.kernels.det_gemm import OPERATOR as DET_GEMM
 from biprop.kernels.logp import OPERATOR as LOGP
 from biprop.kernels.native_linear import OPERATOR as NATIVE_LINEAR
+from biprop.kernels.native_sdpa import OPERATOR as NATIVE_SDPA
 from biprop.kernels.rms_norm import OPERATOR as RMS_NORM
 from biprop.operators import Operator
 
 __all__ = ["OPERATORS"]
 
-OPERATORS: tuple[Operator, ...] = (RMS_NORM, DET_GEMM, LOGP, NATIVE_LINEAR)
+OPERATORS: tuple[Operator, ...] = (
+    RMS_NORM,
+    DET_GEMM,
+    ATTENTION,
+    LOGP,
+    NATIVE_LINEAR,
+    NATIVE_SDPA,
+)

@@ -275,13 +275,13 @@ class Registry:
         return tuple(kernel for operator in self.operators for kernel in operator.kernels())
 
     def find(self, *, target: str, backend: str) -> Kernel:
-        """Return the kernel `operator/form` of a backend.
+        """Return the kernel `operator/form` of a backend; of a bare `operator`, its first form.
 
         Raises:
             TargetError: There is none; the sentence lists what there is.
         """
         for kernel in self.kernels():
-            if kernel.target == target and kernel.backend == backend:
+            if kernel.backend == backend and target in {kernel.target, kernel.operator}:
                 return kernel
         known = ", ".join(
             sorted({f"{kernel.target} ({kernel.backend})" for kernel in self.kernels()})

@@ -26,6 +26,7 @@ __all__ = [
     "LOGP",
     "RMS_NORM",
     "RUNS",
+    "STORAGES",
     "Run",
     "Sequences",
     "Trial",
@@ -108,6 +109,40 @@ def wide(*sizes: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     exponent = torch.randint(-10, 11, sizes, generator=generator)
     values = torch.randn(*sizes, generator=generator) * torch.exp2(exponent.float())
     return values.to(device=DEVICE, dtype=dtype)
+
+
+def offset_by(values: Tensor, elements: int) -> Tensor:
+    """Copy to an address that many elements past an aligned one."""
+    memory = torch.full((values.numel() + elements,), 3, dtype=values.dtype, device=DEVICE)
+    return memory[elements:].view(values.shape).copy_(values)
+
+
+def with_gap(values: Tensor) -> Tensor:
+    """Copy so that three elements lie between two rows."""
+    last = values.shape[-1]
+    memory = torch.full((*values.shape[:-1], last + 3), 3, dtype=values.dtype, device=DEVICE)
+    return memory[..., :last].copy_(values)
+
+
+def transposed(values: Tensor) -> Tensor:
+    """Copy so that the first dimension is the innermost one."""
+    memory = torch.empty(*reversed(values.shape), dtype=values.dtype, device=DEVICE)
+    return memory.permute(*reversed(range(values.dim()))).copy_(values)
+
+
+def every_second(values: Tensor) -> Tensor:
+    """Copy so that no two elements touch."""
+    memory = torch.full((*values.shape, 2), 3, dtype=values.dtype, device=DEVICE)
+    return memory[..., 0].copy_(values)
+
+
+STORAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "offset_1": lambda values: offset_by(values, 1),
+    "offset_4": lambda values: offset_by(values, 4),
+    "gap": with_gap,
+    "transposed": transposed,
+    "every_second": every_second,
+}
 
 
 def backend_of(operator: Operator, backend: str, *, form: str = "packed") -> Implementation:

@@ -15,6 +15,7 @@ from tests.unit.kernel_trials import (
     EPS,
     LOGP,
     RMS_NORM,
+    STORAGES,
     Run,
     Trial,
     all_same,
@@ -35,7 +36,8 @@ from torch import Tensor
 
 from biprop.kernels import OPERATORS, tiles
 from biprop.kernels.native_linear import OPERATOR as NATIVE_LINEAR
-from biprop.operators import Operator
+from biprop.kernels.native_sdpa import OPERATOR as NATIVE_SDPA
+from biprop.operators import Operator, Registry
 
 
 @pytest.fixture(params=[1, 2], ids=["one_thread", "two_threads"])
@@ -244,40 +246,6 @@ class TestParameterGradients:
         assert trial.at(layout.live_slots).same_as(packed)
 
 
-def offset_by(values: Tensor, elements: int) -> Tensor:
-    """Copy to an address that many elements past an aligned one."""
-    memory = torch.full((values.numel() + elements,), 3, dtype=values.dtype, device=DEVICE)
-    return memory[elements:].view(values.shape).copy_(values)
-
-
-def with_gap(values: Tensor) -> Tensor:
-    """Copy so that three elements lie between two rows."""
-    last = values.shape[-1]
-    memory = torch.full((*values.shape[:-1], last + 3), 3, dtype=values.dtype, device=DEVICE)
-    return memory[..., :last].copy_(values)
-
-
-def transposed(values: Tensor) -> Tensor:
-    """Copy so that the first dimension is the innermost one."""
-    memory = torch.empty(*reversed(values.shape), dtype=values.dtype, device=DEVICE)
-    return memory.permute(*reversed(range(values.dim()))).copy_(values)
-
-
-def every_second(values: Tensor) -> Tensor:
-    """Copy so that no two elements touch."""
-    memory = torch.full((*values.shape, 2), 3, dtype=values.dtype, device=DEVICE)
-    return memory[..., 0].copy_(values)
-
-
-STORAGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "offset_1": lambda values: offset_by(values, 1),
-    "offset_4": lambda values: offset_by(values, 4),
-    "gap": with_gap,
-    "transposed": transposed,
-    "every_second": every_second,
-}
-
-
 class TestStorage:
     """Where and how the arguments are stored changes nothing."""
 
@@ -391,15 +359,22 @@ class TestRecords:
     """What biprop.kernels exports."""
 
     def test_each_operator_is_declared_or_says_why_not(self) -> None:
-        """Only the native product is exempt; the others have a reference and both backends."""
+        """Only what is PyTorch's own is exempt; the others have a reference and both backends."""
 
         declared = [operator for operator in OPERATORS if operator.declaration]
-        assert [operator.name for operator in OPERATORS if operator.exempt_reason] == [
-            "native_linear"
-        ]
-        assert NATIVE_LINEAR in OPERATORS
+        exempt = [operator for operator in OPERATORS if operator.exempt_reason]
+        assert exempt == [NATIVE_LINEAR, NATIVE_SDPA]
         for form in (form for operator in declared for form in operator.forms):
             assert form.reference is not None
             assert form.backward_signature is not None
             assert [entry.backend for entry in form.implementations] == list(BACKENDS)
             assert all(entry.backward is not None for entry in form.implementations)
+
+    def test_a_bare_name_means_the_first_form(self) -> None:
+        """As it is typed at the command line; the others are named in full."""
+        registry = Registry(operators=OPERATORS)
+
+        for operator in OPERATORS:
+            found = registry.find(target=operator.name, backend="torch")
+            assert (found.operator, found.form) == (operator.name, operator.forms[0].name)
+        assert registry.find(target="attention/padded", backend="torch").form == "padded"

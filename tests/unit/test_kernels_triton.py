@@ -11,48 +11,66 @@ from biprop.kernels import OPERATORS, deferred
 
 COMPILE_SCRIPT = """
 import re
+from importlib import import_module
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from biprop.kernels import det_gemm_triton, logp_triton, rms_norm_triton
+from biprop.kernels import OPERATORS
 
 CONSTANTS = {"R": 16, "W": 16, "M": 32, "C": 16, "D": 16, "BLOCK_N": 16, "BLOCK_K": 16}
-CONSTANTS["WIDEN"] = False
+CONSTANTS |= {"WIDEN": False, "PADDED": True, "P": 8, "N": 16}
 POINTERS = {"x", "dx", "y", "dy", "weight", "left", "right", "out", "logits", "dlogits"}
-FLOATS = {"rstd", "dweight", "logp", "lse", "dlogp"}
+POINTERS |= {"q", "k", "v", "dout", "dq", "dk", "dv"}
+FLOATS = {"rstd", "dweight", "logp", "lse", "dlogp", "dlse", "delta"}
 OTHERS = {"offsets": "*i32", "order": "*i32", "position": "*i64", "target": "*i64", "eps": "fp32"}
-for module in (det_gemm_triton, logp_triton, rms_norm_triton):
-    kernels = [value for value in vars(module).values() if isinstance(value, triton.JITFunction)]
-    for kernel in kernels:
-        if kernel.__name__ == "narrow":
-            continue
-        for kind in ("*fp32", "*bf16"):
-            signature = {
-                name: "constexpr" if name in CONSTANTS
-                else kind if name in POINTERS
-                else "*fp32" if name in FLOATS
-                else OTHERS.get(name, "i32")
-                for name in kernel.arg_names
-            }
-            constants = {name: CONSTANTS[name] for name in kernel.arg_names if name in CONSTANTS}
-            compiled = triton.compile(
-                ASTSource(kernel, signature, constants),
-                target=GPUTarget("cuda", 90, 32),
-                options=module.OPTIONS,
-            )
-            code = compiled.asm["ptx"]
-            # The atomics of PTX.
-            print(kernel.__name__, kind, bool(re.search(r"\\b(atom|red)[.]", code)))
+OTHERS |= {"query_first": "*i32", "query_last": "*i32", "scale": "fp32", "ends": "*i32"}
+OTHERS |= {"context_first": "*i32", "context_last": "*i32", "queries": "*u8", "contexts": "*u8"}
+entries = [
+    entry
+    for operator in OPERATORS
+    for form in operator.forms
+    for entry in form.implementations
+    if entry.kernels
+]
+modules = {name: entry.forward.__module__ for entry in entries for name in entry.kernels}
+for name, module_name in modules.items():
+    module = import_module(module_name)
+    kernel = getattr(module, name)
+    for kind in ("*fp32", "*bf16"):
+        signature = {
+            name: "constexpr" if name in CONSTANTS
+            else kind if name in POINTERS
+            else "*fp32" if name in FLOATS
+            else OTHERS.get(name, "i32")
+            for name in kernel.arg_names
+        }
+        constants = {name: CONSTANTS[name] for name in kernel.arg_names if name in CONSTANTS}
+        compiled = triton.compile(
+            ASTSource(kernel, signature, constants),
+            target=GPUTarget("cuda", 90, 32),
+            options=module.OPTIONS,
+        )
+        code = compiled.asm["ptx"]
+        # The atomics of PTX, and its products on tensor cores.
+        print(name, kind, *(bool(re.search(what, code)) for what in (r"\\b(atom|red)[.]", "mma")))
 """
+
+WITH_PRODUCTS = {
+    "attention_dkv_block",
+    "attention_dq_tile",
+    "attention_tile",
+    "det_gemm_dweight_tile",
+    "det_gemm_tile",
+}
 
 
 class TestTriton:
     """The Triton backend apart from its numbers."""
 
-    def test_every_kernel_compiles_for_a_gpu_and_uses_no_atomics(
+    def test_every_kernel_compiles_for_a_gpu_without_atomics(
         self, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
-        """No GPU is needed to compile all kernels for one, in float32 and bfloat16."""
+        """No GPU is needed for it; products of bfloat16, and no others, take tensor cores."""
 
         environment = os.environ | {
             "TRITON_INTERPRET": "0",
@@ -70,7 +88,8 @@ class TestTriton:
             for entry in form.implementations
             for name in entry.kernels
         }
-        expected = {f"{name} {kind} False" for name in names for kind in ("*fp32", "*bf16")}
+        expected = {f"{name} *fp32 False False" for name in names}
+        expected |= {f"{name} *bf16 False {name in WITH_PRODUCTS}" for name in names}
         assert set(run.stdout.splitlines()) == expected
 
     def test_a_cpu_without_the_interpreter_is_unsupported(self) -> None:

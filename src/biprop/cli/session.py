@@ -103,10 +103,9 @@ def _registered(target: str, *, backend: str | None, has_description: bool) -> K
             f"{target!r} is taken for a registered operator, which brings its own signature: leave "
             "out --signature, --dims, --call and --align, or write module:name or file.py:name."
         )
-    form = target if "/" in target else f"{target}/packed"
     return KernelReference(
-        operator=form.partition("/")[0],
-        target=form,
+        operator=target.partition("/")[0],
+        target=target,
         signature="",
         backend="torch" if backend is None else backend,
     )
