@@ -11,9 +11,10 @@ from typing import Any
 
 import attrs
 import pytest
-from tests.unit.sample_fixtures import sample
+from tests.unit.sample_fixtures import LINEAR, sample
 
-from biprop.case import Json
+from biprop.case import Case, Json, TransformData
+from biprop.data.recipe import Recipe
 from biprop.errors import BipropError, FixtureError
 from biprop.fixtures.load import (
     check_allowed,
@@ -27,6 +28,7 @@ from biprop.fixtures.records import CONVERTER, Fixture, fixture_text, fixture_to
 from biprop.fixtures.store import Store, keep, locate, project_root
 from biprop.judgment import Cause, Verdict
 from biprop.operators import KernelReference
+from biprop.sequence import LogicalSequence
 
 TEXT = fixture_text(sample())
 Object = dict[str, Json]
@@ -249,6 +251,61 @@ class TestStrangers:
         tracemalloc.stop()
 
         assert peak < 64 << 20
+
+    @pytest.mark.parametrize(
+        ("mask", "tensors", "length", "is_fine"),
+        [
+            ("m: causal_mask[B,1,Q,C]", ("[B,Q,K]", "[B,C,K]"), 4000, True),
+            ("m: causal_mask[B,1,Q,C]", ("[B,Q,K]", "[B,C,K]"), 6000, False),
+            ("m: causal_mask[B,8,Q,C]", ("[B,Q,K]", "[B,C,K]"), 4000, False),
+            ("m: causal_mask[TQ,TC]", ("[TQ,K]", "[TC,K]"), 6000, False),
+            ("o: offsets(Q)[B+1], p: offsets(C)[B+1]", ("[TQ,K]", "[TC,K]"), 6000, True),
+        ],
+    )
+    def test_a_mask_of_all_pairs_counts(
+        self, mask: str, tensors: tuple[str, str], length: int, *, is_fine: bool
+    ) -> None:
+        """Two rows of some thousand tokens are a few values, and their mask is millions."""
+        queries, contexts = tensors
+        case = attrs.evolve(
+            sample().case,
+            sequences=(LogicalSequence(id=0, length=length),),
+            data={"input": Recipe(kind="ones"), "context": Recipe(kind="ones")},
+        )
+        signature = f"input{queries}, context{contexts}, {mask}, weight[N,K] -> out{queries}"
+        reference = attrs.evolve(LINEAR, signature=signature)
+        text = fixture_text(sample(case=case, reference=reference))
+
+        if is_fine:
+            assert fixtures_in(text)[0].case == case
+        else:
+            with pytest.raises(FixtureError, match="elements, more than"):
+                fixtures_in(text)
+
+    def test_contexts_that_every_launch_is_fed_again_count(self) -> None:
+        """A long sequence is fine, and so are many cuts, but not one before each of its tokens."""
+        signature = "q[TQ,K], k[TC,K], o: offsets(Q)[B+1], p: offsets(C)[B+1] -> out[TQ,K]"
+        for length, cut_count, is_fine in ((9_000, 2, True), (9_000, 8_000, False)):
+            case = Case(
+                dtype="float32",
+                dims={"K": 40},
+                sequences=(LogicalSequence(id=0, length=length),),
+                data=dict.fromkeys("qk", Recipe(kind="ones")),
+                transforms=(
+                    TransformData(
+                        name="SplitBatch", values={"cuts": tuple(range(1, cut_count + 1))}
+                    ),
+                ),
+            )
+            text = fixture_text(
+                sample(case=case, reference=attrs.evolve(LINEAR, signature=signature))
+            )
+
+            if is_fine:
+                assert fixtures_in(text)[0].case == case
+            else:
+                with pytest.raises(FixtureError, match="to each of 8001 launches, more than"):
+                    fixtures_in(text)
 
     def test_unregistered_target_needs_leave(self) -> None:
         """Only the exact text of the target is leave."""

@@ -3,8 +3,8 @@
 Order power is the share of compared elements whose bits change when sums are taken in other orders,
 value power the share of watched rows that nothing else in the launch could stand in for. A
 registered operator's own reference says where its sums are; for any other target, and for
-gradients, `biprop.execution.proxies` guesses them from the signature. What a lack of power means is
-decided by `biprop.relations`.
+gradients, `biprop.execution.proxies` guesses them from the signature, and for attention
+`biprop.execution.attention_proxies`. What a lack of power means is decided by `biprop.relations`.
 
 Everything is measured on a bounded, fixed sample, on the CPU.
 """
@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from biprop.bits import bit_pattern
+from biprop.data.transfer import moved
 from biprop.execution.arguments import FILL_VALUES, Materialiser
+from biprop.execution.attention_proxies import (
+    attention_gradient_shares,
+    attention_shares,
+    can_guess,
+)
+from biprop.execution.attention_samples import attention_frames, fewer_heads
 from biprop.execution.frame import Frame
 from biprop.execution.orders import ORDERS
 from biprop.execution.proxies import (
@@ -32,6 +39,7 @@ from biprop.layout import CANONICAL
 from biprop.layout.launches import Launch
 from biprop.layout.pool import TokenPool
 from biprop.signature import Signature
+from biprop.signature.roles import has_contexts
 
 __all__ = ["measure_power"]
 
@@ -71,21 +79,27 @@ def _order_shares(prepared: Prepared, run: Run) -> list[float] | None:
         return None
     if judged == "outputs":
         return _forward_shares(prepared, dtypes)
+    if can_guess(signature):
+        return attention_gradient_shares(prepared, dtypes)
     shares, is_forward_seen = token_gradient_shares(prepared, dtypes)
     return [*shares, *(_forward_shares(prepared, dtypes) if is_forward_seen else ())]
 
 
 def _forward_shares(prepared: Prepared, dtypes: Mapping[str, torch.dtype]) -> list[float]:
-    if prepared.kernel.reference is not None:
-        return _of_reference(prepared)
+    frames = _sample_frames(prepared) if prepared.kernel.reference is not None else None
+    if frames is not None:
+        return _of_reference(prepared, frames)
+    if can_guess(prepared.kernel.signature):
+        return attention_shares(prepared, dtypes)
     return forward_shares(prepared, tuple(dict.fromkeys(dtypes.values())))
 
 
-def _of_reference(prepared: Prepared) -> list[float]:
+def _of_reference(prepared: Prepared, frames: list[Frame]) -> list[float]:
     """Return the share of changed elements among a sample of the reference's outputs."""
     kernel = prepared.kernel
     reference = kernel.reference
     assert reference is not None
+    has_heads = has_contexts(kernel.signature)
     materialiser = Materialiser(
         case=prepared.case,
         values=prepared.values,
@@ -94,9 +108,13 @@ def _of_reference(prepared: Prepared) -> list[float]:
         poison="nan",
     )
     changed = total = 0.0
-    for frame in _sample_frames(prepared):
-        arguments = _fewer_columns(
-            kernel.signature, prepared, materialiser.arguments(kernel.signature, frame)
+    for frame in frames:
+        # A reference writes nowhere, so that parameters are looked at where they are.
+        given = materialiser.arguments(kernel.signature, frame, prepared.values.parameters)
+        arguments = (
+            fewer_heads(prepared, given)
+            if has_heads
+            else _fewer_columns(kernel.signature, prepared, given)
         )
         by_order = []
         for reduce in ORDERS:
@@ -109,9 +127,14 @@ def _of_reference(prepared: Prepared) -> list[float]:
     return [changed / total] if total else []
 
 
-def _sample_frames(prepared: Prepared) -> list[Frame]:
-    """Return launches of a few compared tokens, or of sequences where they must stay whole."""
+def _sample_frames(prepared: Prepared) -> list[Frame] | None:
+    """Return launches of a few compared tokens, or of sequences where they must stay whole.
+
+    None where each of them is too large for a reference.
+    """
     signature, pool = prepared.kernel.signature, prepared.pool
+    if has_contexts(signature):
+        return attention_frames(prepared)
     if not (signature.token_wise or signature.token_local):
         frames = prepared.canonical_frames()
         return [frames[index] for index in spread(len(frames), _SEQUENCES_MAX)]
@@ -121,7 +144,8 @@ def _sample_frames(prepared: Prepared) -> list[Frame]:
     )
     count = max(1, min(_TOKENS_MAX, _ELEMENTS_MAX // max(1, work)))
     tokens = pool.compared[spread(len(pool.compared), count)]
-    return [Frame(launch=_launch_of(signature, tokens, pool), pool=pool, device=prepared.device)]
+    launch = _launch_of(signature, tokens, pool)
+    return [Frame(launch=launch, compared=prepared.compared, device=prepared.device)]
 
 
 def _launch_of(signature: Signature, tokens: Tensor, pool: TokenPool) -> Launch:
@@ -169,7 +193,8 @@ def _fewer_columns(
             for place, dim in enumerate(item.dims):
                 if dim.name in columns and item.is_parameter:
                     size = prepared.case.dims[dim.name]
-                    taken = taken.index_select(place, spread(size, _COLUMNS_MAX).to(taken.device))
+                    chosen = moved(spread(size, _COLUMNS_MAX), taken.device)
+                    taken = taken.index_select(place, chosen)
             taken = taken.cpu()
         kept.append(taken)
     return kept
@@ -197,7 +222,8 @@ def _value_share(prepared: Prepared) -> float:
 def _few_elements(values: Tensor) -> Tensor:
     rows = values.reshape(len(values), -1)
     chosen = spread(rows.shape[1], _HASHED_MAX)
-    return (rows if len(chosen) == rows.shape[1] else rows[:, chosen.to(rows.device)]).cpu()
+    whole = len(chosen) == rows.shape[1]
+    return (rows if whole else rows.index_select(1, moved(chosen, rows.device))).cpu()
 
 
 def _hashed(rows: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from biprop.bits import same_bits
+from biprop.data.transfer import moved
 from biprop.execution.orders import ORDERS
 from biprop.execution.run import Prepared
 from biprop.operators import Reducer
@@ -42,7 +43,8 @@ class _Term:
 
     Attributes:
         name: Of the argument or upstream gradient.
-        values: On the CPU, in the dtype that the kernel sees.
+        values: In the dtype that the kernel sees, where the case's values lie: what is looked at of
+            them is taken there, and then comes to the CPU.
         labels: One a dimension, `@` for the token axis.
     """
 
@@ -180,9 +182,10 @@ def _indicators(prepared: Prepared, tokens: Tensor) -> list[_Term]:
     Rows that no token reads are left out, since nothing is added there.
     """
     found = []
+    at = moved(tokens, prepared.device)
     for item in prepared.kernel.signature.arguments:
         if item.kind == "token" and item.parameter is not None and item.token_axis is not None:
-            ids = prepared.values.tokens[item.name][tokens.to(prepared.device)].cpu()
+            ids = prepared.values.tokens[item.name].index_select(0, at).cpu()
             rows = torch.unique(ids)
             rows = rows[spread(len(rows), _COLUMNS_MAX)]
             read = (ids[:, None] == rows[None, :]).float()
@@ -243,9 +246,9 @@ def _product_share(
 
 
 def _aligned(term: _Term, order: Sequence[str]) -> Tensor:
-    """Return the values in float32 with one dimension for each label of `order`."""
+    """Return the values in float32 on the CPU, with one dimension for each label of `order`."""
     present = [label for label in order if label in term.labels]
-    values = term.values.float().permute([term.labels.index(label) for label in present])
+    values = term.values.cpu().float().permute([term.labels.index(label) for label in present])
     for place, label in enumerate(order):
         if label not in term.labels:
             values = values.unsqueeze(place)
@@ -253,18 +256,25 @@ def _aligned(term: _Term, order: Sequence[str]) -> Tensor:
 
 
 def _along(term: _Term, label: str) -> Tensor:
-    """Return float32 `[tokens, columns, label]`, a few tokens and columns of a token tensor."""
-    values = term.values.float().movedim(term.labels.index(label), -1)
+    """Return float32 `[tokens, columns, label]` on the CPU, few tokens and columns of a tensor."""
+    values = term.values.movedim(term.labels.index(label), -1)
     flat = values.reshape(len(values), -1, values.shape[-1])
     rows = max(1, _ELEMENTS_MAX // max(1, flat.shape[-1]))
     columns = spread(flat.shape[1], max(1, min(_COLUMNS_MAX, rows)))
-    return flat[spread(len(flat), max(1, rows // len(columns)))][:, columns]
+    tokens = spread(len(flat), max(1, rows // len(columns)))
+    return flat[_there(tokens, flat)][:, _there(columns, flat)].cpu().float()
+
+
+def _there(index: Tensor, values: Tensor) -> Tensor:
+    """Return an index on the device of the values, without waiting for it."""
+    return moved(index, values.device)
 
 
 def _select(term: _Term, label: str, chosen: Tensor) -> _Term:
     if label not in term.labels:
         return term
-    return attrs.evolve(term, values=term.values.index_select(term.labels.index(label), chosen))
+    index = _there(chosen, term.values)
+    return attrs.evolve(term, values=term.values.index_select(term.labels.index(label), index))
 
 
 def _sample(prepared: Prepared) -> Tensor:
@@ -274,27 +284,28 @@ def _sample(prepared: Prepared) -> Tensor:
 
 def _terms(prepared: Prepared, arguments: Iterable[Argument], tokens: Tensor) -> list[_Term]:
     """Return the token arguments at some tokens, then the parameters."""
-    values = prepared.values
+    values, at = prepared.values, moved(tokens, prepared.device)
     found = [
         _Term(
             name=item.name,
-            values=values.tokens[item.name][tokens.to(prepared.device)].cpu(),
+            values=values.tokens[item.name].index_select(0, at),
             labels=(_TOKEN, *_labels(item)),
         )
         for item in arguments
     ]
     found += [
-        _Term(name=item.name, values=values.parameters[item.name].cpu(), labels=_labels(item))
+        _Term(name=item.name, values=values.parameters[item.name], labels=_labels(item))
         for item in prepared.kernel.signature.parameters
     ]
     return [term for term in found if len(set(term.labels)) == len(term.labels)]
 
 
 def _upstream(prepared: Prepared, tokens: Tensor) -> list[_Term]:
+    at = moved(tokens, prepared.device)
     return [
         _Term(
             name=f"d{item.name}",
-            values=prepared.values.tokens[f"d{item.name}"][tokens.to(prepared.device)].cpu(),
+            values=prepared.values.tokens[f"d{item.name}"].index_select(0, at),
             labels=(_TOKEN, *_labels(item)),
         )
         for item in prepared.kernel.signature.judged_outputs

@@ -3,7 +3,7 @@
 First a family is drawn, then recipes within it. Signed families make exact sums zero, so that an
 output is the rounding itself; squares and exponentials put results on rounding ties; `mix` gives
 every token another design, for kernels whose reduction is not known. What a recipe's numbers are
-says `biprop.data`.
+says `biprop.data`. Attention has families of its own (`biprop.generation.attention_data`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,12 @@ import attrs
 
 from biprop.case import Judged
 from biprop.data.recipe import SEQUENCES, TOKENS, Pairing, Recipe
+from biprop.generation.attention_data import PLAIN_KINDS, attention_recipes
 from biprop.generation.draw import Draw
 from biprop.generation.legal import recipes_needed
 from biprop.operators import OpClass
 from biprop.signature import Argument, Signature
+from biprop.signature.roles import roles_of
 
 __all__ = ["Data", "draw_data", "simplest_data"]
 
@@ -31,7 +33,6 @@ _UNKNOWN: tuple[Family, ...] = (
 )
 _CONTRACTED: tuple[Family, ...] = ("plain", "plain", *("signed",) * 9, "squares", "exponentials")
 _ELEMENTWISE: tuple[Family, ...] = (*("plain",) * 4, "signed")
-_PLAIN = ("zeros", "ones", "integers", "iota", "wide", *("normal",) * 5)
 _TOKEN_MASKS = (1, 1, 2, 3, 5, 8, 16, 32)
 
 
@@ -90,6 +91,7 @@ def draw_data(
     judged: Judged = "outputs",
     backward_signature: Signature | None = None,
     op_class: OpClass | None = None,
+    length: int = 64,
 ) -> Data:
     """Draw a recipe for every tensor.
 
@@ -100,15 +102,31 @@ def draw_data(
         judged: What is compared; gradients get upstream recipes.
         backward_signature: Of the registered backward; None where autograd differentiates.
         op_class: None where the reduction is not known.
+        length: Tokens of the longest watched sequence: partners in attention lie that far apart.
     """
     needed, parameters = recipes_needed(signature, judged, backward_signature)
     forward = {name: item for name, item in needed.items() if name == item.name}
     upstream = {name: item for name, item in needed.items() if name != item.name}
+    roles = roles_of(signature)
+    if roles.keys and judged != "parameter_gradients":
+        recipes = attention_recipes(
+            draw,
+            roles,
+            sizes,
+            outputs=signature.judged_outputs,
+            upstream=upstream,
+            parameters=tuple(parameters),
+            length=length,
+        )
+        return Data(
+            data={name: recipes[name] for name in needed},
+            policy_state={name: recipes[name] for name in parameters},
+        )
     subject = _Subject(signature=signature, sizes=sizes, tensors={**forward, **parameters})
     family = draw.choice(_families(subject, op_class))
     if family == "plain":
         # One question for all tensors: no family asks fewer, so that shrinking ends in zeros.
-        recipes = dict.fromkeys((*needed, *parameters), Recipe(kind=draw.choice(_PLAIN)))
+        recipes = dict.fromkeys((*needed, *parameters), Recipe(kind=draw.choice(PLAIN_KINDS)))
     else:
         recipes = _FAMILIES[family](draw, subject)
         recipes |= _upstream(draw, subject, upstream, judged=judged)

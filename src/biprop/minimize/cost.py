@@ -12,7 +12,9 @@ from biprop.case import Case
 from biprop.data.recipe import KINDS, Recipe
 from biprop.layout import Layout
 from biprop.layout.records import FILLS
+from biprop.minimize.context_slots import context_slots
 from biprop.signature import Signature
+from biprop.signature.roles import has_contexts
 from biprop.transforms import (
     TRANSFORMS,
     AddDeadRows,
@@ -37,7 +39,7 @@ class Cost(NamedTuple):
 
     Attributes:
         slots: Physical slots of the canonical or of the transformed launches, whichever are more,
-            so that launching a part of a sequence is not cheap.
+            so that launching a part of a sequence is not cheap; of queries and of contexts both.
         transforms: Active transforms; storage and the neighbours' content count once a field that
             is set, neighbours themselves are slots already.
         dead_slots: Dead slots, and dead rows of packed launches.
@@ -108,6 +110,8 @@ def _physical(signature: Signature, case: Case, layout: Layout) -> tuple[int, in
     for index in range(neighbours.count if together and not complete else 0):
         # The spread is counted in full: what a hash adds below it depends on the seed.
         lengths.append((neighbours.length or watched[index % len(watched)]) + neighbours.spread)
+    if has_contexts(signature):
+        return context_slots(signature, case, layout, lengths)
     padding = layout.padding
     groups = [lengths] if together else [[length] for length in lengths]
     if signature.layout == "packed":
@@ -184,7 +188,7 @@ def _rest(case: Case, transforms: tuple[Transform, ...]) -> tuple[float, ...]:
         sum(item.prompt_length + item.position_start for item in case.sequences),
         len(case.scalars) - sum(value in {0.0, 1.0} for value in case.scalars.values()),
         sum(abs(value) for value in case.scalars.values()),
-        execution.threads + execution.deterministic_algorithms + execution.tf32,
+        execution.threads + sum(flag is True for flag in attrs.astuple(execution)),
         case.seed,
         sum(sequence.id for sequence in case.sequences),
     )

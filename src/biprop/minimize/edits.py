@@ -12,6 +12,7 @@ from biprop.data.recipe import SEQUENCES, Recipe
 from biprop.transforms import (
     AddNeighbours,
     PlaceWatched,
+    SplitBatch,
     Transform,
     transform_from_data,
     transform_to_data,
@@ -23,6 +24,7 @@ __all__ = [
     "keep_sequences",
     "normalised",
     "recipes_of",
+    "with_cuts_moved",
     "with_ids",
     "with_length",
     "with_lengths",
@@ -96,6 +98,15 @@ def with_lengths(case: Case, length: int) -> Case:
         for data in case.transforms
     )
     return attrs.evolve(case, transforms=changed)
+
+
+def with_cuts_moved(case: Case, by: int) -> Case:
+    """Return `case` with all cuts lowered by a number; those that fall below 1 go."""
+    split = find(case, SplitBatch)
+    if split is None:
+        return case
+    cuts = tuple(cut - by for cut in split.cuts if cut > by)
+    return with_transform(case, SplitBatch(cuts=cuts)) if cuts else without(case, SplitBatch)
 
 
 def keep_sequences(case: Case, ids: set[int]) -> Case:

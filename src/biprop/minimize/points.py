@@ -2,7 +2,7 @@
 
 Three numbers along one axis show most changed orders of a sum; one number before a crowd of equal
 ones shows those of squares and of exponentials. Which of them is taken decides
-`biprop.minimize.trial`.
+`biprop.minimize.trial`. Attention has witnesses of its own (`biprop.minimize.attention_points`).
 """
 
 from collections.abc import Iterator
@@ -17,16 +17,18 @@ from biprop.minimize.trial import Trial
 from biprop.signature import Argument, Signature
 
 __all__ = [
+    "SIGNED",
     "find_witness",
     "has_points",
     "replace_points",
     "replaced",
+    "triples",
     "witnesses_over_tokens",
 ]
 
 # 2**12 + 2**-12 is a tie in float32: the small term is lost unless the large ones cancel first.
 # All three are exact in bfloat16 and float16.
-_SIGNED = (4096.0, -4096.0, 2.0**-12)
+SIGNED = (4096.0, -4096.0, 2.0**-12)
 # Squares: 2**24 + 1 is a tie. Exponentials: exp(-17) is lost beside exp(0), two of them are not.
 _CROWDS = ((1.0, 4096.0), (-17.0, 0.0))
 _SMALLER = (3, 4, 5, 6, 8, 12, 16, 17, 24, 32, 33, 64, 65)
@@ -82,7 +84,7 @@ def replaced(case: Case, *, axis: str, size: int) -> Iterator[Case]:
     """Yield `case` with listed values at other places of an axis that has `size` places now."""
     for name, recipe in recipes_of(case).items():
         indices = [point.at[axis] for point in recipe.points if axis in point.at]
-        if not 0 < len(indices) <= len(_SIGNED) or len(set(indices)) > size:
+        if not 0 < len(indices) <= len(SIGNED) or len(set(indices)) > size:
             continue
         for places in _places(size, len(indices)):
             moved = iter(places)
@@ -146,8 +148,8 @@ def witnesses_over_tokens(case: Case) -> Iterator[Case]:
     longest = max(sequence.length for sequence in case.sequences)
     for name in case.data:
         target = _Target(name=name, axis=TOKENS, size=longest)
-        for places in _triples(longest)[:_TRIES_SMALLER]:
-            yield _with_points(plain, target, tuple(zip(places, _SIGNED, strict=True)))
+        for places in triples(longest)[:_TRIES_SMALLER]:
+            yield _with_points(plain, target, tuple(zip(places, SIGNED, strict=True)))
 
 
 def _places(size: int, count: int) -> list[tuple[int, ...]]:
@@ -215,15 +217,15 @@ def _witnesses(case: Case, target: _Target) -> Iterator[Case]:
             for place in dict.fromkeys((0, target.size - 1, target.size // 2)):
                 values = ((None, crowd), (place, peak))
                 yield _with_points(plain, target, values)
-        for places in _triples(target.size)[:_TRIES_AT_SIZE]:
-            yield _with_points(plain, target, tuple(zip(places, _SIGNED, strict=True)))
+        for places in triples(target.size)[:_TRIES_AT_SIZE]:
+            yield _with_points(plain, target, tuple(zip(places, SIGNED, strict=True)))
         if target.axis not in case.dims:
             continue
         for size in _SMALLER:
             if size < target.size:
                 smaller = attrs.evolve(plain, dims={**case.dims, target.axis: size})
-                for places in _triples(size)[:_TRIES_SMALLER]:
-                    yield _with_points(smaller, target, tuple(zip(places, _SIGNED, strict=True)))
+                for places in triples(size)[:_TRIES_SMALLER]:
+                    yield _with_points(smaller, target, tuple(zip(places, SIGNED, strict=True)))
 
 
 def _with_points(case: Case, target: _Target, values: tuple[tuple[int | None, float], ...]) -> Case:
@@ -234,7 +236,7 @@ def _with_points(case: Case, target: _Target, values: tuple[tuple[int | None, fl
     return with_recipe(case, target.name, Recipe(kind="explicit", points=points))
 
 
-def _triples(size: int) -> list[tuple[int, int, int]]:
+def triples(size: int) -> list[tuple[int, int, int]]:
     """Return places of the two large numbers and of the small one, the most telling first."""
     last, middle = size - 1, size // 2
     first = [

@@ -3,12 +3,15 @@
 A neighbour that still fails is a smaller case: it is taken, and the caller shrinks on.
 """
 
+from collections.abc import Sequence
+
 from biprop.case import Case, value_at, with_value
 from biprop.errors import BipropError
 from biprop.judgment import Claim, ClaimValue, Proof
 from biprop.layout.records import FILLS
 from biprop.minimize.edits import recipes_of
 from biprop.minimize.trial import Trial
+from biprop.signature.roles import has_contexts
 
 __all__ = ["prove"]
 
@@ -29,9 +32,14 @@ def prove(trial: Trial) -> Proof | None:
                 return None
         else:
             needed.append(Claim(path=path, others=(None,)))
-    for path, low in _numbers(trial.case):
+    numbers: list[tuple[Path, Sequence[ClaimValue]]] = [
+        (path, _below(trial.case, path, low)) for path, low in _numbers(trial.case)
+    ]
+    if has_contexts(trial.signature):
+        numbers += _cuts(trial.case)
+    for path, others in numbers:
         passing = []
-        for value in _below(trial.case, path, low):
+        for value in others:
             verdict = _judge(trial, path, value)
             if verdict is None:
                 complete = complete and not trial.is_spent
@@ -88,6 +96,24 @@ def _numbers(case: Case) -> list[tuple[Path, int]]:
     return found
 
 
+def _cuts(case: Case) -> list[tuple[Path, Sequence[ClaimValue]]]:
+    """Return the cuts of queries with what is judged in their place: one of them a token earlier.
+
+    They say where decoding begins, so that the one before must pass.
+    """
+    found: list[tuple[Path, Sequence[ClaimValue]]] = []
+    for index, data in enumerate(case.transforms):
+        cuts = data.values.get("cuts")
+        if isinstance(cuts, tuple):
+            earlier = [
+                (*cuts[:place], cut - 1, *cuts[place + 1 :])
+                for place, cut in enumerate(cuts)
+                if cut - 1 > (cuts[place - 1] if place else 0)
+            ]
+            found.append((("transforms", index, "values", "cuts"), earlier))
+    return found
+
+
 def _below(case: Case, path: Path, low: int) -> list[int]:
     """Return the smaller values to judge: the next, and the next power of two."""
     value = value_at(case, path)
@@ -100,7 +126,7 @@ def _below(case: Case, path: Path, low: int) -> list[int]:
 
 def _plain(case: Case, path: Path) -> ClaimValue:
     value = value_at(case, path)
-    assert isinstance(value, (int, str))
+    assert isinstance(value, (int, str, tuple))
     return value
 
 

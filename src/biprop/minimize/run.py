@@ -13,6 +13,7 @@ import attrs
 from biprop.case import Case
 from biprop.errors import CaseError
 from biprop.judgment import Cause, Outcome, Proof
+from biprop.minimize.attention_points import find_attention_witness
 from biprop.minimize.edits import normalised
 from biprop.minimize.integers import landmarks_with
 from biprop.minimize.points import find_witness, has_points, replace_points
@@ -22,6 +23,7 @@ from biprop.minimize.structure import finish_structure, shrink_structure
 from biprop.minimize.trades import exchange, trade_sizes
 from biprop.minimize.trial import Judge, Legal, NonZeros, Trial
 from biprop.signature import Signature
+from biprop.signature.roles import has_contexts
 from biprop.transforms import class_of, transforms_of
 
 __all__ = ["Minimised", "classes_of", "minimise"]
@@ -119,7 +121,7 @@ def classes_of(case: Case) -> tuple[str, ...]:
 
 def _shrink(trial: Trial, landmarks: tuple[int, ...], nonzeros: NonZeros | None) -> Proof:
     _settle(trial, ())
-    find_witness(trial, runs_max=_WITNESS_RUNS)
+    _find_witness(trial)
     _settle(trial, ())
     for _ in range(_ROUNDS):
         before = trial.case
@@ -127,7 +129,7 @@ def _shrink(trial: Trial, landmarks: tuple[int, ...], nonzeros: NonZeros | None)
         moves = (exchange, partial(replace_points, population="AddNeighbours"), trade_sizes)
         while any(move(trial) for move in moves):
             _settle(trial, landmarks)
-        if not find_witness(trial, runs_max=_WITNESS_RUNS) and nonzeros is not None:
+        if not _find_witness(trial) and nonzeros is not None:
             shrink_support(trial, nonzeros, runs_max=_SUPPORT_RUNS)
         if has_points(trial.case):
             shrink_points(trial)
@@ -139,6 +141,13 @@ def _shrink(trial: Trial, landmarks: tuple[int, ...], nonzeros: NonZeros | None)
         _settle(trial, landmarks)
         proof = prove(trial)
     return proof
+
+
+def _find_witness(trial: Trial) -> bool:
+    """Replace the recipes by a few listed values; return whether the best case lists its values."""
+    if has_contexts(trial.signature) and find_attention_witness(trial, runs_max=_WITNESS_RUNS):
+        return True
+    return find_witness(trial, runs_max=_WITNESS_RUNS)
 
 
 def _settle(trial: Trial, landmarks: tuple[int, ...]) -> None:

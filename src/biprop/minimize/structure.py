@@ -17,21 +17,29 @@ from biprop.minimize.edits import (
     find,
     keep_sequences,
     recipes_of,
+    with_cuts_moved,
     with_ids,
     with_length,
     with_lengths,
     with_neighbours,
+    with_transform,
 )
 from biprop.minimize.integers import descend
 from biprop.minimize.points import replaced
 from biprop.minimize.trial import Trial
-from biprop.transforms import AddNeighbours
+from biprop.signature.roles import has_contexts
+from biprop.transforms import AddNeighbours, PadSlots, SplitBatch
 
 __all__ = ["finish_structure", "shrink_structure"]
 
 _SEEDS = 4
-# Numbers of transforms that have no effect below 1, where the transform is dropped instead.
-_LOW_ONE = {("PlaceWatched", "before"), ("PermuteRows", "seed"), ("AddDeadRows", "count")}
+# Numbers of transforms that have no effect below these, where the transform is dropped instead.
+_LOWEST = {
+    ("PlaceWatched", "before"): 1,
+    ("PermuteRows", "seed"): 1,
+    ("AddDeadRows", "count"): 1,
+    ("PackRows", "per_row"): 2,
+}
 
 
 def shrink_structure(trial: Trial, *, landmarks: tuple[int, ...] = ()) -> bool:
@@ -54,9 +62,11 @@ def shrink_structure(trial: Trial, *, landmarks: tuple[int, ...] = ()) -> bool:
 def finish_structure(trial: Trial) -> bool:
     """Simplify switches, scalars, ids and the seed; return whether anything changed."""
     before = trial.case
-    trial.accept(attrs.evolve(trial.case, execution=Execution()))
-    for name in ("threads", "deterministic_algorithms", "tf32"):
-        trial.put(("execution", name), getattr(Execution(), name))
+    # Another attention backend would be another kernel, so that choice stays.
+    plain = Execution(sdpa_backend=trial.case.execution.sdpa_backend)
+    trial.accept(attrs.evolve(trial.case, execution=plain))
+    for name, value in attrs.asdict(plain).items():
+        trial.put(("execution", name), value)
     for name in trial.case.scalars:
         _ = trial.put(("scalars", name), 1.0) or trial.put(("scalars", name), 0.0)
     trial.accept(_renumbered(trial.case))
@@ -123,13 +133,39 @@ def _lower_lengths(trial: Trial, landmarks: tuple[int, ...]) -> None:
             descend(put, value=length, low=1, landmarks=landmarks)
         for name in ("prompt_length", "position_start"):
             _lower(trial, ("sequences", index, name), low=0, landmarks=landmarks)
+    if has_contexts(trial.signature) and len(trial.case.sequences) > 1:
+        # A shorter row beside a long one is only more dead slots, so all become shorter at once.
+        shortest = min(sequence.length for sequence in trial.case.sequences)
+        descend(partial(_put_shortest, trial), value=shortest, low=1, landmarks=landmarks)
+
+
+def _put_shortest(trial: Trial, length: int) -> bool:
+    less = min(sequence.length for sequence in trial.case.sequences) - length
+
+    def edit(case: Case) -> Case:
+        for index, sequence in enumerate(case.sequences):
+            case = with_length(case, index, sequence.length - less)
+        return case
+
+    longest = max(sequence.length for sequence in trial.case.sequences)
+    return _try(trial, edit, (TOKENS, longest - less))
 
 
 def _put_length(trial: Trial, index: int | None, length: int) -> bool:
     def edit(case: Case) -> Case:
         return with_lengths(case, length) if index is None else with_length(case, index, length)
 
-    return _try(trial, edit, (TOKENS, length)) or _try_seeds(trial, edit)
+    if _try(trial, edit, (TOKENS, length)):
+        return True
+    old = trial.case.sequences[index or 0].length
+
+    def along(case: Case) -> Case:
+        # Cuts at tokens: one before the end stays there, as in decode.
+        return with_cuts_moved(edit(case), old - length)
+
+    if has_contexts(trial.signature) and find(trial.case, SplitBatch) is not None:
+        return _try(trial, along, (TOKENS, length)) or _try_seeds(trial, along)
+    return _try_seeds(trial, edit)
 
 
 def _try_seeds(trial: Trial, edit: Callable[[Case], Case]) -> bool:
@@ -182,20 +218,44 @@ def _lower_transforms(trial: Trial, landmarks: tuple[int, ...]) -> None:
             low=0,
             landmarks=landmarks,
         )
+    pad = find(trial.case, PadSlots)
+    if pad is not None and has_contexts(trial.signature):
+        # Fewer dead slots; the bool that says so counts less than they do.
+        trial.accept(with_transform(trial.case, attrs.evolve(pad, contexts_only=True)))
     for index, data in enumerate(trial.case.transforms):
         for name, value in data.values.items():
             path = ("transforms", index, "values", name)
             if isinstance(value, bool):
                 trial.put(path, value=False)
             elif isinstance(value, int):
-                low = int((data.name, name) in _LOW_ONE)
+                low = _LOWEST.get((data.name, name), 0)
                 # A seed is no size: only its smallest values are simpler.
                 marks = () if name in {"seed", "scatter"} else landmarks
                 _lower(trial, path, low=low, landmarks=marks)
             elif isinstance(value, tuple):
+                _move_cuts(trial, landmarks)
                 _lower_cuts(trial, path, landmarks)
             else:
                 _simplify_word(trial, path, value)
+
+
+def _move_cuts(trial: Trial, landmarks: tuple[int, ...]) -> None:
+    """Move cuts at tokens towards the first one together: the launches between them stay as long.
+
+    A launch of one query, as in decode, would be another launch if only one of its cuts moved.
+    """
+    split = find(trial.case, SplitBatch)
+    if split is None or len(split.cuts) < 2 or not has_contexts(trial.signature):
+        return
+    first = split.cuts[0]
+    put = partial(_put_first_cut, trial)
+    descend(put, value=first, low=1, landmarks=landmarks)
+
+
+def _put_first_cut(trial: Trial, cut: int) -> bool:
+    split = find(trial.case, SplitBatch)
+    assert split is not None, "moving cuts keeps them"
+    return trial.accept(with_cuts_moved(trial.case, split.cuts[0] - cut))
 
 
 def _lower_cuts(trial: Trial, path: tuple[int | str, ...], landmarks: tuple[int, ...]) -> None:

@@ -13,6 +13,7 @@ import attrs
 
 from biprop.case import Case, with_value
 from biprop.data.recipe import SEQUENCES, TOKENS, Recipe
+from biprop.minimize.context_moves import context_exchanges
 from biprop.minimize.edits import (
     find,
     with_ids,
@@ -26,6 +27,7 @@ from biprop.minimize.points import replaced, witnesses_over_tokens
 from biprop.minimize.trial import Trial
 from biprop.sequence import NEIGHBOUR_ID_FIRST, LogicalSequence
 from biprop.signature import Signature
+from biprop.signature.roles import has_contexts
 from biprop.transforms import (
     AddDeadRows,
     AddNeighbours,
@@ -73,6 +75,8 @@ def _exchanges(signature: Signature, case: Case, slots: int) -> Iterator[Case]:
         yield from _all_to_one(case)
     if signature.layout != "packed":
         yield from _ragged_to_padding(case)
+    if has_contexts(signature):
+        yield from context_exchanges(signature, case)
     yield from _simpler_position(case)
     yield from _storage_alone(case)
 

@@ -14,11 +14,13 @@ from biprop.reports.words import (
     case_in_words,
     claims_in_words,
     data_in_words,
+    launch_in_words,
     place_in_words,
     plain,
     replay_command,
     transforms_in_words,
 )
+from biprop.signature import parse_signature
 
 __all__ = ["render_issue"]
 
@@ -62,10 +64,11 @@ def _headline(fixture: Fixture) -> str:
 
 def _summary(fixture: Fixture) -> str:
     case, expect, where = fixture.case, fixture.expect, fixture.provenance
+    signature = parse_signature(fixture.signature)
     lines = [
         f"  signature  {plain(fixture.signature)}",
         f"  transform  {transforms_in_words(case)}",
-        f"  case       {case_in_words(case)}",
+        f"  case       {case_in_words(case, signature)}",
         f"  data       {data_in_words(case)}",
     ]
     if expect.mismatches:
@@ -79,16 +82,17 @@ def _summary(fixture: Fixture) -> str:
     if fixture.proof.free:
         places = ", ".join(place_in_words(case, claim.path) for claim in fixture.proof.free)
         lines.append(f"  free       {places}")
-    for fact in dict.fromkeys(expect.facts):
-        grid = f" grid {fact.grid}" if fact.grid else ""
-        facts = f"{plain(fact.kernel)}{grid} {plain(fact.configuration)}"
-        lines.append(f"  launch     {plain(fact.role)}: {facts}")
+    lines += [
+        f"  launch     {plain(fact.role)}: {launch_in_words(fact)}"
+        for fact in dict.fromkeys(expect.facts)
+    ]
     lines.append(f"  repeats    {expect.repeats} runs of each side")
     versions = (
         f"python {where.python}, torch {where.torch}"
         + (f", triton {where.triton}" if where.triton else "")
         + f", biprop {where.biprop or where.source_digest}"
         + (f", commit {where.commit}" if where.commit else "")
+        + (f", {where.environment}" if where.environment else "")
     )
     lines += [
         f"  device     {plain(f'{where.device}, {where.device_name}, {where.arch_key}')}",

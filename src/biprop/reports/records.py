@@ -74,6 +74,8 @@ class CellReport:
         message: Why it is VACUOUS or UNSUPPORTED.
         actual_backend: What ran, e.g. `triton-interpreter`.
         chain_index: Of a declared operator, for sorting.
+        largest: Largest sizes of the cases that ran, by name of the dimension; besides `length` (of
+            a watched sequence), `sequences` and `tokens` (of all sequences of a case).
     """
 
     reference: KernelReference
@@ -93,6 +95,7 @@ class CellReport:
     message: str = ""
     actual_backend: str = ""
     chain_index: int | None = None
+    largest: dict[str, int] = attrs.field(factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -134,6 +137,7 @@ def cell_report_to_data(report: CellReport) -> dict[str, Json]:
         "launches": report.launches,
         "power": {"kind": report.power_kind, "share": report.power_share},
         "classes": {name: attrs.asdict(count) for name, count in report.classes.items()},
+        "largest": dict(report.largest),
         "seconds": report.seconds,
         "seed": report.seed,
         "message": report.message,

@@ -12,7 +12,7 @@ import attrs
 import jinja2
 from torch import Tensor
 
-from biprop.case import Case
+from biprop.case import Case, SdpaBackend
 from biprop.errors import UnsupportedError
 from biprop.execution import Prepared, prepare
 from biprop.execution.arguments import Materialiser
@@ -69,7 +69,8 @@ def render_script(fixture: Fixture) -> str:
         # A stranger's words: one line of printable ASCII each, and only in comments.
         words=[
             plain(f"{fixture.expect.verdict} of {fixture.operator}, fixture {fixture.id}."),
-            f"Case: {case_in_words(case)}.",
+            plain(f"Signature: {signature.text}."),
+            f"Case: {case_in_words(case, signature)}.",
             f"Data: {data_in_words(case)}.",
             f"Transforms: {transforms_in_words(case)}.",
         ],
@@ -79,6 +80,7 @@ def render_script(fixture: Fixture) -> str:
         call=repr(dict(fixture.call)),
         device=repr(fixture.provenance.device.partition(":")[0]),
         execution=case.execution,
+        sdpa=repr(_sdpa(case.execution.sdpa_backend)),
         backward=case.judged != "outputs",
         crashes=crashes,
         repeated=fixture.expect.verdict is Verdict.NONDETERMINISTIC,
@@ -90,6 +92,17 @@ def render_script(fixture: Fixture) -> str:
             None if first is None else (first.canonical_bits, first.transformed_bits)
         ),
     )
+
+
+def _sdpa(wanted: SdpaBackend) -> dict[str, bool]:
+    """Return which attention backends are on, by the names that torch has for their switches."""
+    names: dict[str, SdpaBackend] = {
+        "math": "math",
+        "flash": "flash",
+        "mem_efficient": "efficient",
+        "cudnn": "cudnn",
+    }
+    return {name: backend == wanted for name, backend in names.items()}
 
 
 def _kernel(fixture: Fixture, signature: Signature) -> Kernel:

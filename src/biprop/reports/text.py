@@ -15,12 +15,14 @@ from biprop.reports.words import (
     case_in_words,
     claims_in_words,
     data_in_words,
+    launches_in_words,
     place_in_words,
     plain,
     replay_command,
     transforms_in_words,
     ulps_between,
 )
+from biprop.signature import parse_signature
 
 __all__ = [
     "first_difference_lines",
@@ -53,8 +55,8 @@ def render_check(report: CellReport, *, by_path: bool = False) -> str:
     power = f", {report.power_kind} power {report.power_share:.2f}" if report.power_kind else ""
     rejected = f", {report.rejected} rejected" if report.rejected else ""
     lines.append(
-        f"{report.examples} examples{rejected}, {report.launches} launches, {report.seconds:.1f} s,"
-        f" seed {report.seed}{power}"
+        f"{_count(report.examples, 'example')}{rejected}, {_count(report.launches, 'launch')},"
+        f" {report.seconds:.1f} s, seed {report.seed}{power}"
     )
     if report.message:
         lines.append(plain(report.message))
@@ -97,7 +99,7 @@ def render_fixture(
     lines = [
         _headline(fixture),
         _line("transform", f"{transforms_in_words(case)}  [{classes}]"),
-        _line("case", case_in_words(case)),
+        _line("case", case_in_words(case, parse_signature(fixture.signature))),
         _line("data", data_in_words(case)),
     ]
     if expect.mismatches:
@@ -111,6 +113,7 @@ def render_fixture(
     if fixture.proof.free:
         places = [place_in_words(case, claim.path) for claim in fixture.proof.free]
         lines.append(_line("free", ", ".join(places)))
+    lines += [_line("launch", words) for words in launches_in_words(expect.facts)]
     if not fixture.proof.complete:
         lines.append(_line("proof", "not complete: the budget was spent before"))
     if chain_index is not None:
@@ -122,6 +125,7 @@ def render_fixture(
             plain(
                 f"{where.device} {where.arch_key}, torch {where.torch}{backend}, "
                 f"threads {where.threads}, biprop {where.biprop or where.source_digest}"
+                + (f", {where.environment}" if where.environment else "")
             ),
         )
     )
@@ -225,6 +229,12 @@ def render_cells(reports: Sequence[CellReport]) -> str:
         for row in (heads, *rows)
     ]
     return "\n".join(lines) + "\n"
+
+
+def _count(number: int, noun: str) -> str:
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def _headline(fixture: Fixture) -> str:

@@ -7,16 +7,22 @@ Plain ASCII, no control codes: texts may be a stranger's. How lines are put toge
 import math
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 
 from biprop.case import Case
 from biprop.data.recipe import Point, Recipe
 from biprop.fixtures.records import Fixture
-from biprop.judgment import BitDifference, Claim, ClaimValue
+from biprop.judgment import BitDifference, Claim, ClaimValue, LaunchFact
+from biprop.signature import Signature
+from biprop.signature.query_context import Cutting, cutting_of
+from biprop.signature.roles import has_contexts
 
 __all__ = [
     "case_in_words",
     "claims_in_words",
     "data_in_words",
+    "launch_in_words",
+    "launches_in_words",
     "place_in_words",
     "plain",
     "replay_command",
@@ -27,6 +33,7 @@ __all__ = [
 
 _POINTS_SHOWN = 6
 _OTHERS_SHOWN = 3
+_CUTS_SHOWN = 4
 _WIDTHS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 _EXPONENTS = {"float64": 11, "float32": 8, "bfloat16": 8, "float16": 5}
 
@@ -49,8 +56,14 @@ def value_in_words(value: float) -> str:
     return repr(value)
 
 
-def case_in_words(case: Case) -> str:
-    """Return sequences, sizes and switches of a case."""
+def case_in_words(case: Case, signature: Signature | None = None) -> str:
+    """Return sequences, sizes and switches of a case.
+
+    Args:
+        case: The case.
+        signature: Of the kernel: with queries and contexts the words say who attends, and where
+            queries are cut.
+    """
     lengths = [sequence.length for sequence in case.sequences]
     shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
     if len(lengths) == 1:
@@ -59,6 +72,8 @@ def case_in_words(case: Case) -> str:
         words = [f"{len(lengths)} sequences of {shown} tokens"]
     prompts = [sequence.prompt_length for sequence in case.sequences]
     starts = [sequence.position_start for sequence in case.sequences]
+    if signature is not None and has_contexts(signature):
+        words += _contexts_in_words(case, cutting_of(signature))
     if any(prompts):
         words.append(f"prompts of {', '.join(map(str, prompts[:8]))}")
     if any(starts):
@@ -72,7 +87,39 @@ def case_in_words(case: Case) -> str:
         words.append(case.judged.replace("_", " "))
     if case.execution.threads != 1:
         words.append(f"{case.execution.threads} threads")
+    words += case.execution.words
     return plain(", ".join(words))
+
+
+def _contexts_in_words(case: Case, cutting: Cutting) -> list[str]:
+    """Return what the tokens are, and where queries are cut: `decode at token 4`."""
+    kinds = {
+        "prefix": "causal queries and contexts",
+        "queries": "queries of all contexts",
+        "none": "one query of all contexts",
+    }
+    words = [kinds[cutting]]
+    longest = max(sequence.length for sequence in case.sequences)
+    transforms = {data.name: data.values for data in case.transforms}
+    cuts = transforms.get("SplitBatch", {}).get("cuts", ())
+    if cutting != "none" and isinstance(cuts, tuple):
+        places = [cut for cut in cuts if cut < longest]
+        single = [
+            first for first, end in pairwise([*places, longest]) if end == first + 1 and places
+        ]
+        ends = {first + 1 for first in single}
+        others = [cut for cut in places if cut not in single and cut not in ends]
+        alone = "decode" if cutting == "prefix" else "one query alone"
+        words += [f"{alone} at token {first}" for first in single[:_CUTS_SHOWN]]
+        if others:
+            shown = ", ".join(map(str, others[:_CUTS_SHOWN]))
+            words.append(f"queries cut at token{'s' * (len(others) > 1)} {shown}")
+        if len(single) > _CUTS_SHOWN or len(others) > _CUTS_SHOWN:
+            words.append(f"{len(places)} cuts in all")
+    per_row = transforms.get("PackRows", {}).get("per_row")
+    if per_row is not None:
+        words.append(f"{per_row} sequences a row under a block-diagonal mask")
+    return words
 
 
 def transforms_in_words(case: Case) -> str:
@@ -91,6 +138,23 @@ def data_in_words(case: Case) -> str:
     words = "; ".join(f"{name} {_recipe_in_words(recipe)}" for name, recipe in recipes)
     drawn = any(recipe.kind not in {"zeros", "ones", "explicit"} for _, recipe in recipes)
     return plain(f"{words}; seed {case.seed}" if drawn else words) or "no float data"
+
+
+def launch_in_words(fact: LaunchFact) -> str:
+    """Return one launch: `logp_rows grid (3,) R=16 W=512 num_warps=8`."""
+    grid = f"grid {fact.grid}" if fact.grid else ""
+    return plain(f"{fact.kernel} {grid} {fact.configuration}")
+
+
+def launches_in_words(facts: Sequence[LaunchFact]) -> list[str]:
+    """Return a line for each side whose grids are known: its first launch, and how many differ."""
+    lines = []
+    for role in dict.fromkeys(fact.role for fact in facts):
+        known = [fact for fact in dict.fromkeys(facts) if fact.role == role and fact.grid]
+        if known:
+            more = f", and {len(known) - 1} other" if len(known) > 1 else ""
+            lines.append(plain(f"{role}: {launch_in_words(known[0])}{more}"))
+    return lines
 
 
 def place_in_words(case: Case, path: tuple[int | str, ...]) -> str:
