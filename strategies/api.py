@@ -6,7 +6,7 @@ process ends the caller.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from biprop.case import Dtype
+from biprop.case import Dtype, Execution
 from biprop.errors import TargetError, UsageError
 from biprop.generation.space import Direction
 from biprop.loading import SPEC_ATTRIBUTE, OperatorSpec, check_call, operator_spec
@@ -69,7 +69,7 @@ def check_invariance(
         direction=direction,
         transforms=transforms,
         profile=PROFILES[profile],
-        threads=threads,
+        execution=Execution(threads=threads),
     )
     return search(
         judge,

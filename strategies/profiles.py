@@ -58,7 +58,8 @@ class Profile:
 
     def limits_of(self, lane: Lane) -> Limits:
         """Return how large the cases of a lane may be."""
-        return LIMITS["nightly" if self.name == "nightly" and lane == "cpu" else lane]
+        nightly: dict[Lane, Lane] = {"cpu": "nightly", "gpu": "gpu-nightly"}
+        return LIMITS[nightly.get(lane, lane) if self.name == "nightly" else lane]
 
 
 PROFILES: dict[ProfileName, Profile] = {

@@ -5,6 +5,7 @@ classes are taken out of what is drawn, and the next round goes on with the exam
 Kernels run behind a `Judge` (`biprop.supervision`); people are told by `biprop.reports`.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -17,7 +18,7 @@ from biprop.case import Case
 from biprop.data.counter import hash_words
 from biprop.errors import BipropError, UnsupportedError
 from biprop.fixtures.records import Fixture
-from biprop.generation import Lane, Space
+from biprop.generation import Lane, Space, held_at, real_sizes
 from biprop.judgment import Cause, Verdict
 from biprop.relations import JudgeOptions
 from biprop.reports.records import CellReport
@@ -68,6 +69,10 @@ class _EndError(Exception):
     """A judge could not go on; its own error is kept beside it."""
 
 
+class _LateError(Exception):
+    """The time of a search is over."""
+
+
 def search(
     judge: Judge,
     space: Space,
@@ -76,6 +81,7 @@ def search(
     lane: Lane = "cpu",
     profile: Profile = PROFILES["dev"],
     max_examples: int | None = None,
+    seconds_max: float | None = None,
     seed: int = 0,
     keep: Callable[[Fixture], str] | None = None,
     on_event: Callable[[Event], None] | None = None,
@@ -90,6 +96,8 @@ def search(
         profile: How thorough the search is.
         max_examples: Instead of what the profile says. Either is exceeded by up to a half and eight
             where a class lacks evidence and nothing was found.
+        seconds_max: After which no further example is drawn, whatever evidence is lacking. The
+            first one always is, and what was found is still minimised. None: no limit.
         seed: The same seed draws the same cases.
         keep: Stores a fixture and returns its path; None: nothing is stored.
         on_event: Is told what happens.
@@ -104,6 +112,7 @@ def search(
         device=device,
         seed=seed,
         example_count=profile.examples_of(lane) if max_examples is None else max_examples,
+        seconds_max=math.inf if seconds_max is None else seconds_max,
         tally=Tally(space=space, powered_min=profile.powered_min_of(lane)),
         findings=Findings(judge=judge, space=space, profile=profile, keep=keep),
         on_event=on_event,
@@ -119,6 +128,7 @@ class _Search:
     device: str
     seed: int
     example_count: int
+    seconds_max: float
     tally: Tally
     findings: Findings
     on_event: Callable[[Event], None] | None
@@ -127,9 +137,10 @@ class _Search:
     seen: dict[int, Failure | None] = attrs.field(factory=dict)
     salt: int = 0
     is_over: bool = False
+    start: float = 0.0
 
     def run(self) -> CellReport:
-        start = time.monotonic()
+        self.start = start = time.monotonic()
         unsupported = ""
         try:
             while not self.is_over and self._rounds_left():
@@ -174,11 +185,16 @@ class _Search:
         except _EndError:
             assert self.error is not None
             raise self.error from None
+        except _LateError:
+            self.is_over = True
         # A round that judged nothing would be followed by others like it.
         self.is_over = self.is_over or self.tally.examples == before
 
     def _example(self, number: int) -> None:
         if number not in self.seen:
+            # One example is always judged, however slow the start was.
+            if self.tally.examples and self._elapsed() >= self.seconds_max:
+                raise _LateError
             if self.tally.examples >= self._example_count_max():
                 return
             try:
@@ -208,7 +224,7 @@ class _Search:
 
     def _case(self, number: int) -> Case:
         """Return the case of a seed; late in a search, one of a class with little evidence."""
-        space = self.space
+        space = self._space()
         number ^= self.salt
         if number % 4 == 1:
             # Classes found to fail hide what else fails with them, so some cases show them still.
@@ -216,13 +232,29 @@ class _Search:
             space = attrs.evolve(space, excluded=self.findings.exclusions(crashes_only=True))
         case = case_of_seed(number, space)
         lacking = self.tally.lacking()
-        if self.findings.items or not lacking or self.tally.examples < self.example_count // 2:
+        if self.findings.items or not lacking or not self._is_half_over():
             return case
         for step in range(1, _STEERED_DRAWS):
             if any((case.judged, name) in lacking for name in classes_in(case)):
                 break
             case = case_of_seed(number ^ (step << 64), space)
         return case
+
+    def _space(self) -> Space:
+        """Return what the next case is drawn from: now and then, one of a real model's sizes."""
+        every = self.space.limits.real_every
+        real = real_sizes(self.space)
+        if not real or self.tally.examples % every:
+            return self.space
+        # In turns, so that each of them is tried; the first example of all is one of them.
+        return held_at(self.space, real[self.tally.examples // every % len(real)])
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.start
+
+    def _is_half_over(self) -> bool:
+        is_late = self._elapsed() >= self.seconds_max / 2
+        return is_late or self.tally.examples >= self.example_count // 2
 
     def _minimise(self, failure: Failure) -> None:
         self._tell("failure", failure.cause)
@@ -267,6 +299,7 @@ class _Search:
             message=message,
             actual_backend=tally.actual_backend,
             chain_index=None if declaration is None else declaration.chain_index,
+            largest=dict(tally.largest),
         )
 
     def _verdict(self, unsupported: str) -> tuple[Verdict, str]:

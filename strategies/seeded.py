@@ -8,9 +8,12 @@ engine's mutated copies of choices repeat the same structures. A seed cannot be 
 from hypothesis import strategies as st
 
 from biprop.case import Case
-from biprop.generation import RandomDraw, Space, draw_case
+from biprop.generation import RandomDraw, Space, draw_case, illegal_in
 
 __all__ = ["case_of_seed", "seeded_cases", "seeds"]
+
+_SEED_BITS = 64
+_DRAWS_MAX = 16
 
 
 def seeds() -> "st.SearchStrategy[int]":
@@ -25,7 +28,15 @@ def case_of_seed(seed: int, space: Space) -> Case:
         RestrictionError: No sizes meet the restrictions.
         UnsupportedError: The signature has nothing to judge in this direction.
     """
-    return draw_case(RandomDraw(seed), space)
+    case = draw_case(RandomDraw(seed), space)
+    # Padding, dead rows and shared rows come on top of a lane's limits. In the one with the largest
+    # ones they may together be more than a case may hold, though hardly ever.
+    draws = range(1, _DRAWS_MAX if space.limits.real_every else 1)
+    for step in draws:
+        if not illegal_in(space, case):
+            break
+        case = draw_case(RandomDraw(seed ^ (step << _SEED_BITS)), space)
+    return case
 
 
 def seeded_cases(space: Space) -> "st.SearchStrategy[Case]":

@@ -5,7 +5,7 @@ The texts of a reference become records again here, in a process that need not h
 
 from collections.abc import Sequence
 
-from biprop.case import Dtype
+from biprop.case import Dtype, Execution
 from biprop.generation import Lane, Space, wanted_classes
 from biprop.generation.space import Direction
 from biprop.operators import KernelReference
@@ -18,7 +18,10 @@ __all__ = ["lane_of", "space_for"]
 
 def lane_of(description: Description) -> Lane:
     """Return which limits and numbers of examples suit where a kernel runs."""
-    return "interpreter" if "interpreter" in description.provenance.actual_backend else "cpu"
+    provenance = description.provenance
+    if "interpreter" in provenance.actual_backend:
+        return "interpreter"
+    return "gpu" if provenance.device.startswith("cuda") else "cpu"
 
 
 def space_for(
@@ -29,7 +32,7 @@ def space_for(
     direction: Direction,
     transforms: Sequence[str] = (),
     profile: Profile = PROFILES["dev"],
-    threads: int = 1,
+    execution: Execution | None = None,
 ) -> Space:
     """Return what is drawn for a kernel.
 
@@ -40,7 +43,7 @@ def space_for(
         direction: Whether outputs or gradients are judged.
         transforms: Classes wanted, `T1`, `T4.finite`, ...; empty: all that apply.
         profile: How large cases may be.
-        threads: Intra-op threads of torch on the CPU.
+        execution: Switches of the process; None: as a case has them by default.
 
     Raises:
         BipropError: A text of the reference cannot be read, or a class is unknown.
@@ -60,5 +63,5 @@ def space_for(
         align=reference.align,
         constants=description.constants,
         limits=profile.limits_of(lane_of(description)),
-        threads=threads,
+        execution=execution or Execution(),
     )

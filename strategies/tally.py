@@ -11,10 +11,11 @@ from biprop.case import Case, Judged
 from biprop.generation import CLASSES, Space, applicability
 from biprop.generation.generator import judged_in
 from biprop.judgment import Outcome
+from biprop.layout.pool import neighbours_of
 from biprop.reports.records import ClassCount
-from biprop.transforms import class_of, transforms_of
+from biprop.transforms import apply_all, class_of, transforms_of
 
-__all__ = ["Tally", "classes_in"]
+__all__ = ["Tally", "classes_in", "sizes_in"]
 
 # After a class's first example, every eighth is run twice on the canonical side.
 _REPEAT_EVERY = 8
@@ -34,6 +35,7 @@ class Tally:
         power_kind: `order` or `value`; empty before anything was compared.
         actual_backend: What ran.
         rejection: Message of the first rejected case.
+        largest: Largest sizes of the cases that ran, as a report names them.
     """
 
     space: Space
@@ -45,6 +47,7 @@ class Tally:
     power_kind: str = ""
     actual_backend: str = ""
     rejection: str = ""
+    largest: dict[str, int] = attrs.field(factory=dict)
     _reasons: dict[Judged, dict[str, str]] = attrs.field(init=False)
     _counts: dict[tuple[Judged, str], ClassCount] = attrs.field(init=False, factory=dict)
     _drawn: dict[tuple[Judged, str], int] = attrs.field(init=False, factory=dict)
@@ -83,6 +86,8 @@ class Tally:
             self.rejected += 1
             self.rejection = self.rejection or outcome.rejected
             return
+        for name, size in sizes_in(case).items():
+            self.largest[name] = max(size, self.largest.get(name, 0))
         if outcome.power is not None:
             self.power_kind = outcome.power.kind
             self.power_shares.append(outcome.power.share)
@@ -152,3 +157,15 @@ def classes_in(case: Case) -> tuple[str, ...]:
     """Return the counted classes of a case's composition, each once."""
     present: Iterable[str] = {class_of(transform) for transform in transforms_of(case)}
     return tuple(name for name in CLASSES if name in present)
+
+
+def sizes_in(case: Case) -> dict[str, int]:
+    """Return the sizes of a case: its dimensions, `length`, `sequences` and `tokens`."""
+    neighbours = neighbours_of(case, apply_all(transforms_of(case)).neighbours)
+    lengths = [sequence.length for sequence in case.sequences]
+    return {
+        **case.dims,
+        "length": max(lengths),
+        "sequences": len(lengths) + len(neighbours),
+        "tokens": sum(lengths) + sum(sequence.length for sequence in neighbours),
+    }

@@ -14,7 +14,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ["ci/check", "ci/props", "ci/smallest", "ci/test", ".ci/run"]
+SCRIPTS = [
+    "ci/check", "ci/figures", "ci/gpu", "ci/props", "ci/smallest", "ci/test", ".ci/run",
+]  # fmt: skip
 
 
 def run(script: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

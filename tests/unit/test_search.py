@@ -1,6 +1,7 @@
 """Searches over fake judges: several causes, nondeterminism, crashes, minima and rejections."""
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import attrs
@@ -283,6 +284,44 @@ def test_lanes_need_different_minima() -> None:
 
     assert interpreted.verdict is Verdict.HOLDS
     assert nightly.verdict is Verdict.VACUOUS
+
+
+def test_time_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its time is over a search draws nothing more, and says what it lacks."""
+    seconds = count()
+    monkeypatch.setattr("biprop.strategies.search.time.monotonic", lambda: next(seconds))
+
+    report, judge = searched(lambda *_: None, seconds_max=30.0)
+
+    assert 4 < len(judge.asked) < 30
+    assert report.verdict is Verdict.VACUOUS
+    assert "Too few powered examples" in report.message
+
+
+def test_time_that_is_over_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cause found in time is minimised and reported, however late that is."""
+    seconds = count()
+    monkeypatch.setattr("biprop.strategies.search.time.monotonic", lambda: next(seconds))
+
+    report, judge = searched(
+        lambda _, names: drift() if "T1" in names else None, seconds_max=30.0, max_examples=10_000
+    )
+
+    assert causes(report) == {("DRIFTS", "y", ("T1",))}
+    assert len(judge.asked) < 10_000
+
+
+def test_real_sizes_take_turns() -> None:
+    """Where a lane asks for them, one case in so many has a size of a real model, each in turn."""
+    limits = attrs.evolve(SPACE.limits, real_every=4, elements_max=1 << 20, work_max=1 << 20)
+    report, judge = searched(
+        lambda *_: None, space=attrs.evolve(SPACE, limits=limits), max_examples=32
+    )
+
+    assert [case.dims["H"] for case, _ in judge.asked[::4]] == [8192, 4096] * 4
+    assert all(case.dims["H"] <= 640 for case, _ in judge.asked[1::4])
+    assert report.largest["H"] == 8192
+    assert {"length", "sequences", "tokens"} < set(report.largest)
 
 
 def test_mostly_rejected_search_suggests_dims() -> None:

@@ -18,7 +18,8 @@ from biprop.fixtures.replay import Replayed, replay
 from biprop.fixtures.store import FOUND, Store
 from biprop.judgment import Verdict
 from biprop.pytest_plugin.cells import Cell, FixtureItem, Item, notes_of
-from biprop.pytest_plugin.environment import device_of, profile_name
+from biprop.pytest_plugin.devices import device_of
+from biprop.pytest_plugin.environment import profile_name
 from biprop.pytest_plugin.summary import PROPERTY
 from biprop.reports.records import CellReport
 from biprop.reports.text import render_check, render_finding, render_replay
@@ -38,6 +39,7 @@ class PropsRun:
         child: Worker process for all kernels.
         profile: How thorough searches are.
         max_examples: Instead of what the profile says.
+        seconds_max: After which a cell draws no further example; None: no limit.
         found: Where findings are stored.
         notes: What is listed and not run, as it is told at the end.
     """
@@ -45,6 +47,7 @@ class PropsRun:
     child: Child
     profile: Profile
     max_examples: int | None
+    seconds_max: float | None
     found: Store
     notes: dict[str, object]
 
@@ -58,6 +61,11 @@ class PropsRun:
         count = config.getoption("--biprop-max-examples")
         if count is not None and count < 1:
             raise pytest.UsageError(f"--biprop-max-examples {count} is too small: give 1 or more.")
+        seconds = config.getoption("--biprop-max-seconds")
+        if seconds is not None and not seconds > 0:
+            raise pytest.UsageError(
+                f"--biprop-max-seconds {seconds} is too small: give more than 0."
+            )
         names = {
             name: profile for name, profile in PROFILES.items() if name == profile_name(config)
         }
@@ -66,6 +74,7 @@ class PropsRun:
             child=Child(device=device_of(config), threads=1),
             profile=profile,
             max_examples=count,
+            seconds_max=seconds,
             found=Store(config.rootpath / FOUND),
             notes=attrs.asdict(notes_of(config)),
         )
@@ -126,6 +135,7 @@ class PropsRun:
                 lane=lane_of(judge.description),
                 profile=self.profile,
                 max_examples=self.max_examples,
+                seconds_max=self.seconds_max,
                 seed=hash_words(cell.id) if self.profile.derandomized else secrets.randbits(32),
                 keep=lambda fixture: str(self.found.save(fixture)),
             )
@@ -157,7 +167,9 @@ class PropsRun:
             device=self.child.device,
             dtype=fixture.dtype,
             direction=fixture.direction,
-            child=self.child,
+            execution=fixture.case.execution,
+            # What deterministic algorithms need is told to a process when it starts.
+            child=None if fixture.case.execution.deterministic_algorithms else self.child,
         )
 
     def _keep(self, record: list[tuple[str, object]], **values: object) -> None:

@@ -1,0 +1,134 @@
+"""The part times: where the time of an example goes, as evidence.
+
+What is measured and how says `ci/benchmarks/example_time.py`, which runs here once a target, so
+that each is kept as it ends.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+from ci.lanes.records import FORMAT, EvidenceError, Run, TimedCell, TimesEvidence, write_evidence
+from ci.lanes.where import ROOT
+
+__all__ = ["run_times", "times_table"]
+
+_SCRIPT = "ci/benchmarks/example_time.py"
+_DTYPES = ("float32", "bfloat16")
+_DIGITS = 7
+_DEVICE_STAGES = ("values", "arguments", "launching")
+
+
+def run_times(run: Run, path: Path, *, device: str, more: tuple[str, ...] = ()) -> TimesEvidence:
+    """Run the benchmark, and return its evidence, which is in `path` too.
+
+    Args:
+        run: What is known of the run beforehand.
+        path: Of the file.
+        device: Where.
+        more: Further words for the benchmark.
+
+    Raises:
+        EvidenceError: `path` cannot be written.
+    """
+    # Imports torch and every kernel, which the other parts leave to processes of their own.
+    from ci.benchmarks.example_time import LARGE  # noqa: PLC0415
+
+    evidence = TimesEvidence(format=FORMAT, part="times", run=run, times=())
+    write_evidence(path, evidence)
+    start, failed = time.monotonic(), 0
+    for target in LARGE:
+        words = [_SCRIPT, "--device", device, "--targets", target, "--dtypes", *_DTYPES, *more]
+        found = _measured(words)
+        failed += found is None
+        evidence = attrs.evolve(
+            evidence,
+            times=(*evidence.times, *(found or ())),
+            run=attrs.evolve(
+                evidence.run,
+                commands=(*evidence.run.commands, shlex.join(["python3", *words])),
+                seconds=round(time.monotonic() - start, 1),
+            ),
+        )
+        write_evidence(path, evidence)
+    ended = attrs.evolve(
+        evidence, run=attrs.evolve(evidence.run, is_complete=not failed, is_met=not failed)
+    )
+    write_evidence(path, ended)
+    return ended
+
+
+def times_table(evidence: TimesEvidence) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the head and the rows of the table of times, in milliseconds."""
+    stages = list(dict.fromkeys(stage for cell in evidence.times for stage in cell.seconds))
+    head = (
+        *("operator", "dtype", "sizes", "tokens", *stages, "whole"),
+        *("materialising / launching", "on the device alone"),
+    )
+    rows = [
+        (
+            f"{cell.target} {cell.backend}",
+            cell.dtype,
+            " ".join(f"{name}={size:,}" for name, size in cell.dims.items()),
+            f"{cell.tokens:,}",
+            *(_milliseconds(cell.seconds.get(stage)) for stage in stages),
+            _milliseconds(cell.judged_seconds),
+            f"{cell.materialising_to_launching:.2f}",
+            _device_ratio(cell),
+        )
+        for cell in evidence.times
+    ]
+    return head, rows
+
+
+def _measured(words: list[str]) -> tuple[TimedCell, ...] | None:
+    """Return what the benchmark found; None where it failed, and said why itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "times.json")
+        done = subprocess.run([sys.executable, *words, "--out", str(out)], cwd=ROOT, check=False)
+        if done.returncode or not out.is_file():
+            return None
+        cells = json.loads(out.read_text(encoding="utf-8"))["cells"]
+    return tuple(_cell(cell) for cell in cells)
+
+
+def _cell(data: dict[str, Any]) -> TimedCell:
+    try:
+        return TimedCell(
+            target=data["target"],
+            backend=data["backend"],
+            dtype=data["dtype"],
+            dims=data["dims"],
+            tokens=data["tokens"],
+            examples=data["examples"],
+            kernel_calls=data["kernel_calls"],
+            seconds={stage: round(found, _DIGITS) for stage, found in data["seconds"].items()},
+            device_microseconds={
+                stage: work["microseconds"]
+                for stage, work in (data["device_work"] or {}).items()
+                if stage in _DEVICE_STAGES
+            },
+            materialising_to_launching=round(data["materialising_to_launching"], 3),
+            judged_seconds=round(data["judged_seconds"], _DIGITS),
+        )
+    except KeyError as error:
+        raise EvidenceError(
+            f"{_SCRIPT} says nothing of {error}: adapt ci/lanes/timing.py."
+        ) from error
+
+
+def _device_ratio(cell: TimedCell) -> str:
+    found = cell.device_microseconds
+    if not found.get("launching"):
+        return "-"
+    return f"{(found['values'] + found['arguments']) / found['launching']:.2f}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.2f}"

@@ -1,0 +1,301 @@
+"""Evidence of the GPU lanes: files are strict, and the figures in texts come from them."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import attrs
+import pytest
+from ci.lanes.figures import EVIDENCE, TEXTS, collected, differing, notes, with_figures
+from ci.lanes.known import KNOWN, Known
+from ci.lanes.recording import Recorder
+from ci.lanes.records import (
+    PARTS,
+    CellsEvidence,
+    Evidence,
+    EvidenceError,
+    evidence_text,
+    read_evidence,
+    same_run,
+    totals_of,
+    write_evidence,
+)
+from ci.lanes.where import ROOT, this_run, without_folders
+from tests.unit.evidence_samples import CELLS, FINDINGS, RUN, TIMES
+
+from biprop.cli.check import check
+from biprop.loading import check_file
+from biprop.provenance import source_digest, source_sha256
+from biprop.pytest_plugin.cells import cells_of
+from biprop.pytest_plugin.summary import PROPERTY
+from biprop.registry import build_registry
+from biprop.signature import parse_target
+
+COMMITTED = sorted((ROOT / EVIDENCE).glob("*.json"))
+
+
+def stored(evidence: Evidence, folder: Path) -> Path:
+    """Write evidence under the name of its part, and return the file."""
+    path = folder / f"{evidence.part}.json"
+    write_evidence(path, evidence)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Make a repository of the texts, with evidence, and write its figures."""
+    for evidence in (CELLS, FINDINGS, TIMES):
+        stored(evidence, tmp_path / EVIDENCE)
+    for path in TEXTS:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        text = with_figures((ROOT / path).read_text(), collected(tmp_path))
+        (tmp_path / path).write_text(text)
+    return tmp_path
+
+
+class TestCommitted:
+    """What lies in ci/evidence."""
+
+    def test_texts_say_what_the_evidence_says(self) -> None:
+        """Nobody edited a figure, and no evidence changed without its texts: run ci/figures."""
+
+        assert differing(ROOT) == ()
+
+    def test_files_are_strict_evidence_of_a_gpu(self) -> None:
+        """Each file is whole, of the part that names it, made on a GPU, and names no folder."""
+
+        for path in COMMITTED:
+            evidence = read_evidence(path)
+            assert path.stem == evidence.part
+            assert path.read_text() == evidence_text(evidence)
+            assert evidence.run.certifies
+            assert re.fullmatch("[0-9a-f]{64}", evidence.run.source_sha256)
+            assert without_folders(path.read_text()) == path.read_text()
+
+    def test_totals_are_those_of_the_cells(self) -> None:
+        """What a file says in sum is the sum of what it says."""
+        found = [read_evidence(path) for path in COMMITTED]
+
+        for evidence in (CELLS, *found):
+            if isinstance(evidence, CellsEvidence):
+                registered, seconds = evidence.totals.cells_registered, evidence.run.seconds
+                again = totals_of(evidence.cells, registered=registered, seconds=seconds)
+                assert again == evidence.totals
+
+    def test_nothing_else_is_there(self) -> None:
+        """Every file is the evidence of a part."""
+
+        assert {path.stem for path in COMMITTED} <= set(PARTS)
+
+
+class TestRecords:
+    """Writing and reading."""
+
+    @pytest.mark.parametrize("evidence", [CELLS, FINDINGS, TIMES])
+    def test_evidence_survives_its_file(self, evidence: Evidence, tmp_path: Path) -> None:
+        """What is read is what was written, with the format first."""
+        path = stored(evidence, tmp_path)
+
+        assert read_evidence(path) == evidence
+        assert next(iter(json.loads(path.read_text()))) == "format"
+
+    @pytest.mark.parametrize(
+        ("old", "new", "sentence"),
+        [
+            ("biprop-evidence-1", "biprop-evidence-9", "unknown"),
+            ("ab" * 32, "ab" * 31, "no SHA-256"),
+            ('"examples": 1200', '"exambles": 1200', "examples"),
+            ('"launches": 9000', '"launches": "9000"', "launches"),
+            ('"part": "nightly"', '"part": "daily"', "daily"),
+            ("{", "[", "evidence"),
+        ],
+    )
+    def test_what_is_wrong_is_refused(
+        self, old: str, new: str, sentence: str, tmp_path: Path
+    ) -> None:
+        """An unknown key, a wrong type, another format or digest: one sentence names it."""
+        path = stored(CELLS, tmp_path)
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+        with pytest.raises(EvidenceError, match=sentence):
+            read_evidence(path)
+
+    def test_cell_is_met_at_the_sizes_that_are_wanted(self) -> None:
+        """A cell that held on small cases alone is not as it should be."""
+        cell = CELLS.cells[0]
+
+        assert cell.is_met
+        assert not attrs.evolve(cell, largest={"V": 151_935}).is_met
+        assert not attrs.evolve(cell, verdict="VACUOUS").is_met
+
+    def test_runs_of_other_sources_do_not_mix(self) -> None:
+        """Evidence is added to only where sources, device and versions are the same."""
+        later = attrs.evolve(RUN, date="2026-12-01", commands=("other",), seconds=3.0)
+
+        assert same_run(RUN, later)
+        assert not same_run(RUN, attrs.evolve(RUN, source_sha256="cd" * 32))
+        assert not same_run(
+            RUN, attrs.evolve(RUN, versions=attrs.evolve(RUN.versions, torch="2.12.0"))
+        )
+
+
+class TestPlace:
+    """What a run says of where it was."""
+
+    def test_digest_begins_as_the_digest_of_fixtures(self) -> None:
+        """Evidence names the sources whole, fixtures by their beginning."""
+        run = this_run("cpu")
+
+        assert run.source_sha256 == source_sha256()
+        assert source_sha256().startswith(source_digest())
+        assert not run.certifies
+        assert run.versions.torch
+
+    def test_folders_are_left_out(self) -> None:
+        """Absolute paths lose their folders; targets, forms and addresses stay as they are."""
+        shown = without_folders("at /usr/lib/a.so and ci/lanes/x.py:f of rms_norm/padded")
+
+        assert shown == "at a.so and ci/lanes/x.py:f of rms_norm/padded"
+
+
+class TestFigures:
+    """Sections of texts."""
+
+    def test_figures_are_as_the_evidence_says(self, root: Path) -> None:
+        """Sizes, counts and the fixture's case stand in the text."""
+        text = (root / "README.md").read_text()
+
+        assert differing(root) == ()
+        assert "A GPU, compute capability 9.0" in text
+        assert "2 of 2" in text
+        assert "V=151,936" in text
+        assert "1 sequence of 1 token, K=3, N=2, float32; AddNeighbours(count=1)" in text
+        times = (root / "kernels" / "README.md").read_text()
+        assert (
+            "| logp/packed triton | bfloat16 | V=151,936 | 256 | 0.50 | 1.00 | 4.20 | 0.50 | 0.50 |"
+            in times
+        )
+
+    def test_edited_figure_is_seen(self, root: Path) -> None:
+        """A figure that somebody changed by hand makes the text differ, and is mended."""
+        path = root / "README.md"
+        right = path.read_text()
+        path.write_text(right.replace("| 2 of 2 |", "| 3 of 3 |"))
+
+        assert path.read_text() != right
+        assert differing(root) == ("README.md",)
+        assert with_figures(path.read_text(), collected(root)) == right
+
+    def test_changed_evidence_is_seen(self, root: Path) -> None:
+        """Evidence that changed without its texts makes both of them differ."""
+        cells = (attrs.evolve(CELLS.cells[0], examples=1201), *CELLS.cells[1:])
+        totals = attrs.evolve(CELLS.totals, examples=2401)
+        stored(attrs.evolve(CELLS, cells=cells, totals=totals), root / EVIDENCE)
+
+        assert differing(root) == tuple(path.as_posix() for path in TEXTS)
+
+    def test_text_around_the_sections_stays(self, root: Path) -> None:
+        """Making figures touches nothing else, and making them twice changes nothing."""
+        for path in TEXTS:
+            text = (root / path).read_text()
+            again = with_figures(f"before\n{text}after\n", collected(root))
+            assert again == f"before\n{text}after\n"
+
+    def test_other_sources_are_told(self, root: Path) -> None:
+        """Evidence of other sources than today's is said, and is no failure."""
+        both = notes(root)
+        stored(
+            attrs.evolve(FINDINGS, run=attrs.evolve(RUN, source_sha256=source_sha256())),
+            root / EVIDENCE,
+        )
+
+        assert [sentence.split()[0] for sentence in both] == ["nightly", "findings", "times"]
+        assert [sentence.split()[0] for sentence in notes(root)] == ["nightly", "times"]
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("<!-- figures:moon -->\n<!-- /figures -->\n", "figures:moon is unknown"),
+            ("<!-- figures:gpu -->\nnever closed\n", "not closed"),
+        ],
+    )
+    def test_wrong_marks_are_refused(self, text: str, sentence: str, root: Path) -> None:
+        """An unknown section and one that is not closed are errors, not passed over."""
+        with pytest.raises(EvidenceError, match=sentence):
+            with_figures(text, collected(root))
+
+    def test_evidence_under_another_name_is_refused(self, root: Path) -> None:
+        """A file lies under the name of its part."""
+        shutil.copy(root / EVIDENCE / "nightly.json", root / EVIDENCE / "pr.json")
+
+        with pytest.raises(EvidenceError, match=r"pr\.json holds part='nightly'"):
+            collected(root)
+
+
+class TestRecorder:
+    """The plugin that keeps cells as they end."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        """Write evidence without cells."""
+        return stored(attrs.evolve(CELLS, cells=()), tmp_path)
+
+    @staticmethod
+    def report(item: str, outcome: str, **values: object) -> pytest.TestReport:
+        """Return a report of an item of tests/props."""
+        return pytest.TestReport(
+            nodeid=f"tests/props/test_cells.py::test_holds[{item}]",
+            location=("", 0, ""),
+            keywords={},
+            outcome=outcome,  # type: ignore[arg-type]  # one of three words
+            longrepr=values.get("longrepr"),  # type: ignore[arg-type]  # a text
+            when="call",
+            user_properties=[(PROPERTY, json.dumps(values["entry"]))] if "entry" in values else [],
+        )
+
+    def test_cell_that_did_not_end_is_kept(self, path: Path) -> None:
+        """A cell without a report is no cell that held, and says how it failed."""
+        cell = cells_of(build_registry())[0]
+        text = "Failed: the worker of /usr/lib/python ended"
+        Recorder(path).pytest_runtest_logreport(self.report(cell.id, "failed", longrepr=text))
+
+        (kept,) = read(path).cells
+        assert (kept.id, kept.verdict, kept.is_met) == (cell.id, "", False)
+        assert kept.message == "Failed: the worker of python ended"
+
+    def test_tests_beside_the_cells_are_counted(self, path: Path) -> None:
+        """What is no cell is counted, and named where it failed."""
+        recorder = Recorder(path)
+        recorder.pytest_runtest_logreport(self.report("fixture-a", "passed"))
+        recorder.pytest_runtest_logreport(self.report("fixture-b", "failed", longrepr="x"))
+
+        assert read(path).tests.passed == 1
+        assert [name.partition("[")[2] for name in read(path).tests.failed] == ["fixture-b]"]
+
+
+def read(path: Path) -> CellsEvidence:
+    """Return the evidence of cells of a file."""
+    evidence = read_evidence(path)
+    assert isinstance(evidence, CellsEvidence)
+    return evidence
+
+
+class TestKnown:
+    """The table of known findings."""
+
+    def test_names_are_unique(self) -> None:
+        """A finding is chosen by its name."""
+
+        assert len({item.name for item in KNOWN}) == len(KNOWN) >= 9
+
+    @pytest.mark.parametrize("known", KNOWN, ids=[item.name for item in KNOWN])
+    def test_command_can_be_typed(self, known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each command is one that `biprop check` takes, on a target that is there."""
+        monkeypatch.chdir(ROOT)
+        context = check.make_context("check", [*known.words, "--device", "cuda"])
+
+        check_file(parse_target(known.words[0]))
+        assert context.params["device"] == "cuda"
+        assert context.params["signature"]
