@@ -6,6 +6,7 @@ classifies, `biprop.reports` tells people. Errors are reported beside the bits a
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Literal
 
 import attrs
@@ -18,17 +19,21 @@ __all__ = [
     "Comparison",
     "NanPayload",
     "Poison",
+    "any_differ",
     "bit_pattern",
     "compare",
     "digest_bits",
     "hex_of",
     "poison_",
+    "poisoned",
+    "raw_differ",
     "same_bits",
 ]
 
 NanPayload = Literal["any", "exact"]
 Poison = Literal["nan", "large"]
 
+_WIDEST = 8
 _INTEGER_BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # The byte 0x7b repeated is large and finite in every float format in use (1.3e36 in float32 and
@@ -43,6 +48,8 @@ _NAN_BY_DTYPE = {
     torch.float8_e4m3fn: 0x7F,
     torch.float8_e5m2: 0x7F,
 }
+# Two bytes that, repeated, are a quiet NaN in every float format of two bytes and more.
+_NAN_OF_ALL = 0x7FFD
 
 
 @attrs.frozen(kw_only=True)
@@ -114,6 +121,58 @@ def same_bits(canonical: Tensor, transformed: Tensor, *, nan_payload: NanPayload
     if nan_payload == "any" and _can_be_nan(canonical.dtype):
         same |= _is_nan(canonical) & _is_nan(transformed)
     return same
+
+
+def any_differ(
+    pairs: Sequence[tuple[Tensor, Tensor]], *, flags: Sequence[Tensor] = ()
+) -> tuple[bool, ...]:
+    """Say of each pair of tensors whether any bits differ, two NaNs being the same.
+
+    A device is waited for once, however many pairs there are, unless NaNs of different payloads
+    must be looked at.
+
+    Args:
+        pairs: Tensors of one shape, dtype and device.
+        flags: Bool tensors of one element each, to be read back at the same time.
+
+    Returns:
+        One for each pair, then one for each flag.
+
+    Raises:
+        OutputError: The two of a pair differ in shape, dtype or device.
+    """
+    for canonical, transformed in pairs:
+        _check_comparable(canonical, transformed)
+    raw = [raw_differ(one, other) for one, other in pairs]
+    read = _read((*raw, *flags))
+    unclear = [
+        place
+        for place, (canonical, _) in enumerate(pairs)
+        if read[place] and _can_be_nan(canonical.dtype)
+    ]
+    again = _read([~same_bits(*pairs[place]).all() for place in unclear])
+    for place, differs in zip(unclear, again, strict=True):
+        read[place] = differs
+    return tuple(read)
+
+
+def raw_differ(one: Tensor, other: Tensor) -> Tensor:
+    """Say whether any bits of two tensors of one shape and dtype differ, without reading it back.
+
+    Returns:
+        Bool, one element, where the tensors lie.
+    """
+    both = bit_pattern(one), bit_pattern(other)
+    if all(_holds_words(bits) for bits in both):
+        # Narrow elements would be compared, and their answers joined, several times as slowly.
+        both = both[0].view(-1).view(torch.int64), both[1].view(-1).view(torch.int64)
+    return (both[0] != both[1]).any()
+
+
+def _holds_words(bits: Tensor) -> bool:
+    """Return whether contiguous memory can be read in words of the widest integer."""
+    width = bits.element_size()
+    return bits.numel() * width % _WIDEST == 0 and bits.storage_offset() * width % _WIDEST == 0
 
 
 def compare(
@@ -195,11 +254,34 @@ def poison_(values: Tensor, poison: Poison) -> Tensor:
     return values
 
 
+def poisoned(size: int, poison: Poison, device: torch.device) -> Tensor:
+    """Return fresh memory that holds poison whatever dtype it is read as, filled in one launch.
+
+    Read as float64, float32, bfloat16 or float16 it is NaN everywhere (`nan`), or large and finite
+    (`large`); as an integer it is large.
+
+    Args:
+        size: Bytes, at least; an odd number is rounded up.
+        poison: `nan` or `large`.
+        device: Where it lies.
+    """
+    pattern = _NAN_OF_ALL if poison == "nan" else _LARGE_BY_WIDTH[2]
+    return torch.full(((size + 1) // 2,), pattern, dtype=torch.int16, device=device)
+
+
 def digest_bits(values: Tensor) -> str:
     """Return 32 hexadecimal digits that identify dtype, shape and bits on every machine."""
     digest = hashlib.sha256(f"{_name(values.dtype)}{list(values.shape)}".encode())
     digest.update(bit_pattern(values).cpu().numpy().tobytes())
     return digest.hexdigest()[:32]
+
+
+def _read(flags: Sequence[Tensor]) -> list[bool]:
+    """Read bool tensors of one element back, all at once."""
+    if not flags:
+        return []
+    device = flags[0].device
+    return [bool(flag) for flag in torch.stack([flag.to(device) for flag in flags]).tolist()]
 
 
 def _check_comparable(canonical: Tensor, transformed: Tensor) -> None:

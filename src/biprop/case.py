@@ -19,11 +19,13 @@ from biprop.sequence import LogicalSequence
 
 __all__ = [
     "DTYPES",
+    "SDPA_BACKENDS",
     "Case",
     "Dtype",
     "Execution",
     "Json",
     "Judged",
+    "SdpaBackend",
     "TransformData",
     "TransformValue",
     "canonical_json",
@@ -38,6 +40,8 @@ __all__ = [
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 Judged = Literal["outputs", "token_gradients", "parameter_gradients"]
+SdpaBackend = Literal["any", "math", "flash", "efficient", "cudnn"]
+SDPA_BACKENDS: tuple[SdpaBackend, ...] = ("any", "math", "flash", "efficient", "cudnn")
 TransformValue = int | str | bool | tuple[int, ...]
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -59,15 +63,38 @@ class TransformData:
 class Execution:
     """Switches of the process that runs the case.
 
+    Off unless a case says otherwise, whatever torch starts with: sums are then accumulated in
+    float32, as the contract asks.
+
     Attributes:
         threads: Intra-op threads of torch on the CPU.
         deterministic_algorithms: `torch.use_deterministic_algorithms`.
         tf32: Whether TF32 may stand in for float32.
+        bf16_reduced_precision: Whether products of bfloat16 on CUDA may add partial sums in
+            bfloat16 (`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction`).
+        fp16_reduced_precision: Likewise for float16.
+        sdpa_backend: Which kernels `scaled_dot_product_attention` may choose from; `any` leaves the
+            choice to torch.
     """
 
     threads: int = 1
     deterministic_algorithms: bool = False
     tf32: bool = False
+    bf16_reduced_precision: bool = False
+    fp16_reduced_precision: bool = False
+    sdpa_backend: SdpaBackend = "any"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return what is switched other than by default, threads aside."""
+        found = {
+            "deterministic algorithms": self.deterministic_algorithms,
+            "tf32": self.tf32,
+            "bf16 reduced precision": self.bf16_reduced_precision,
+            "fp16 reduced precision": self.fp16_reduced_precision,
+            f"sdpa {self.sdpa_backend}": self.sdpa_backend != "any",
+        }
+        return tuple(word for word, is_on in found.items() if is_on)
 
 
 @attrs.frozen(kw_only=True)

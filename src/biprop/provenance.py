@@ -6,6 +6,7 @@ is asked about.
 """
 
 import hashlib
+import os
 import platform
 import subprocess
 from functools import cache
@@ -20,12 +21,30 @@ __all__ = [
     "collect",
     "commit_of",
     "device_name",
+    "environment",
     "file_digest",
     "source_digest",
+    "source_sha256",
     "version_of",
 ]
 
 _SOURCE_SUFFIXES = {".py", ".json", ".j2"}
+# Libraries read them when they are loaded, so no switch of a case can undo what they say.
+_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DISABLE_PTXAS_OPT",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "TRITON_DEFAULT_FP_FUSION",
+    "TRITON_F32_DEFAULT",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -37,6 +56,8 @@ class Provenance:
         device_name: As its maker calls it.
         arch_key: What decides which code runs there, e.g. `cpu-x86_64-avx512` or `cuda-sm90`.
         threads: Intra-op threads of torch.
+        switches: Switches of the case that are not as by default, in words.
+        environment: `NAME=value` of each variable that is set and may change what kernels compute.
         actual_backend: What ran, e.g. `triton-interpreter`; empty where it is the one asked for.
         biprop: Version of biprop.
         source_digest: SHA-256 of biprop's own sources, its first 16 hexadecimal digits.
@@ -53,6 +74,8 @@ class Provenance:
     device_name: str = ""
     arch_key: str = ""
     threads: int = 1
+    switches: str = ""
+    environment: str = ""
     actual_backend: str = ""
     biprop: str = ""
     source_digest: str = ""
@@ -77,6 +100,7 @@ def collect(
         device_name=device_name(device),
         arch_key=arch_key(device),
         threads=threads,
+        environment=environment(),
         actual_backend=actual_backend,
         biprop=version_of("biprop"),
         source_digest=source_digest(),
@@ -87,6 +111,12 @@ def collect(
         triton=version_of("triton"),
         platform=f"{platform.system()} {platform.machine()}",
     )
+
+
+def environment() -> str:
+    """Return `NAME=value` of the variables that may change what kernels compute, of those set."""
+    found = ((name, os.environ.get(name)) for name in _VARIABLES)
+    return " ".join(f"{name}={value}" for name, value in found if value)
 
 
 def version_of(distribution: str) -> str:
@@ -129,9 +159,19 @@ def commit_of(folder: Path) -> str:
     return f"{commit}+" if changed else commit
 
 
-@cache
 def source_digest() -> str:
-    """Return the digest of biprop's own sources, whatever version they call themselves."""
+    """Return the first 16 hexadecimal digits of `source_sha256`."""
+    return source_sha256()[:16]
+
+
+@cache
+def source_sha256() -> str:
+    """Return the digest of biprop's own sources, whatever version they call themselves.
+
+    SHA-256, in hexadecimal, of one line a file of `src/biprop`, `kernels` and `strategies`, sorted
+    by path: the path inside the package, NUL, the file's own digest. Code, JSON and templates
+    count, texts and tests do not. Git is not asked: a copy of the tree has the digest of the tree.
+    """
     root = Path(__file__).resolve().parent
     total = hashlib.sha256()
     # Follows the links kernels and strategies, as an installed wheel holds their files too.
@@ -144,7 +184,7 @@ def source_digest() -> str:
     }
     for name in sorted(files):
         total.update(f"{name}\0{file_digest(files[name])}\n".encode())
-    return total.hexdigest()[:16]
+    return total.hexdigest()
 
 
 def file_digest(path: Path) -> str:

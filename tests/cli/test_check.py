@@ -98,6 +98,43 @@ class TestOwnFile:
         assert biprop("show", identity, "--store", "elsewhere").code == 0
 
 
+class TestSwitches:
+    """Switches of the process that a check pins."""
+
+    def test_switches_reach_the_fixture(self, biprop: Run, folder: Path) -> None:
+        """The attention backend stays as it was asked for; what does not matter is shrunk away."""
+        words = ("--tf32", "--bf16-reduced-precision", "--deterministic", "--sdpa-backend", "math")
+        result = biprop(
+            "check", "mine.py:centre_wrongly", "--signature", ROW, *words, "--json", *SHORT
+        )
+
+        (cause,) = result.causes
+        stored = json.loads((folder / str(cause["path"])).read_text())
+        assert stored["case"]["execution"] == {"sdpa_backend": "math"}
+        assert stored["provenance"]["switches"] == "sdpa math"
+        again = biprop("replay", str(cause["fixture_id"]), "--allow-target", stored["target"])
+        assert again.out.startswith("FAILED")
+
+    def test_every_case_has_them(self, biprop: Run, folder: Path) -> None:
+        """A target sees the switches as they were asked for."""
+        (folder / "asking.py").write_text(
+            "import torch\n\n"
+            "def ask(x):\n"
+            "    matmul = torch.backends.cuda.matmul\n"
+            "    assert matmul.allow_tf32 and not torch.backends.cuda.flash_sdp_enabled()\n"
+            "    assert not matmul.allow_bf16_reduced_precision_reduction\n"
+            "    return x * 2\n"
+        )
+        words = ("asking.py:ask", "--signature", PLAIN, "--max-examples", "3")
+        asked = biprop("check", *words, "--tf32", "--sdpa-backend", "efficient")
+        refused = biprop("check", *words, "--tf32")
+
+        assert asked.code == 3, asked.out
+        assert "rejected" not in asked.out
+        assert refused.code == 2
+        assert "AssertionError" in refused.err
+
+
 class TestJson:
     """`--json`: one object."""
 

@@ -4,11 +4,14 @@ import pytest
 import torch
 
 from biprop.bits import (
+    Poison,
+    any_differ,
     bit_pattern,
     compare,
     digest_bits,
     hex_of,
     poison_,
+    poisoned,
     same_bits,
 )
 from biprop.errors import OutputError
@@ -275,3 +278,50 @@ class TestDigestBits:
         values = torch.arange(6.0).reshape(2, 3).T
 
         assert digest_bits(values) == digest_bits(values.clone())
+
+
+class TestAnyDiffer:
+    """`any_differ`: many pairs, one look."""
+
+    def test_each_pair_has_its_own_answer(self) -> None:
+        """Pairs of different shapes and dtypes are answered in their order, then the flags."""
+        ones = torch.ones(3, 2)
+        pairs = [
+            (ones, ones.clone()),
+            (torch.tensor([0.0]), torch.tensor([-0.0])),
+            (torch.tensor([1], dtype=torch.int8), torch.tensor([2], dtype=torch.int8)),
+            (torch.empty(0), torch.empty(0)),
+        ]
+        flags = [torch.tensor(True), torch.tensor(False)]
+
+        assert any_differ(pairs, flags=flags) == (False, True, True, False, True, False)
+        assert any_differ([]) == ()
+
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_nans_are_the_same_whatever_their_payload(self, dtype: torch.dtype) -> None:
+        """A NaN differs from a number and from nothing else, as for `same_bits`."""
+        first, second = nan_of(1, dtype), nan_of(2, dtype)
+
+        assert any_differ([(first, second)]) == (False,)
+        assert any_differ([(first, torch.ones_like(first))]) == (True,)
+
+    def test_pairs_of_another_kind_are_refused(self) -> None:
+        """What cannot be compared is no difference."""
+        with pytest.raises(OutputError, match="Cannot compare"):
+            any_differ([(torch.ones(2), torch.ones(3))])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_fresh_poison_is_one_in_every_format(dtype: torch.dtype) -> None:
+    """Memory of no dtype yet is NaN, or large and finite, whatever it is read as, at any place."""
+    cpu = torch.device("cpu")
+    nan, large = (poisoned(31, poison, cpu)[:-4].view(torch.uint8) for poison in POISONS)
+
+    for start in range(0, 16, dtype.itemsize):
+        assert nan[start : start + 8].view(dtype).isnan().all()
+        assert (large[start : start + 8].view(dtype) > 1e4).all()
+        assert large[start : start + 8].view(dtype).isfinite().all()
+    assert poisoned(31, "nan", cpu).nbytes == 32
+
+
+POISONS: tuple[Poison, ...] = ("nan", "large")

@@ -7,7 +7,6 @@ import torch
 from tests.unit.execution_cases import (
     PACKED,
     both,
-    case_of,
     differing,
     kernel_of,
     prepared_of,
@@ -16,11 +15,7 @@ from tests.unit.execution_cases import (
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 
-from biprop.case import Case, Execution
-from biprop.execution import (
-    prepare,
-    run_canonical,
-)
+from biprop.execution import run_canonical
 from biprop.execution.poison import Poisoner
 from biprop.transforms import (
     AddNeighbours,
@@ -126,33 +121,3 @@ class TestPoison:
             run_canonical(prepared_of(kernel_of(lambda _: 1 / 0, "x[T,H] -> y[T,H]")))
         assert (torch.empty, torch.empty_like) == functions
         assert _len_torch_dispatch_stack() == 0
-
-
-class TestSwitches:
-    """The process is as the case says during launches, and as it was after them."""
-
-    def test_threads_are_set_and_put_back(self) -> None:
-        """Also when the kernel raises."""
-        seen: list[int] = []
-        before = torch.get_num_threads()
-
-        def failing(x: Tensor) -> Tensor:
-            seen.append(torch.get_num_threads())
-            raise ValueError(x.shape)
-
-        kernel = kernel_of(failing, "x[T,H] -> y[T,H]")
-        case = case_of(kernel)
-        wanted = before + 1
-        switched = Case(
-            dtype=case.dtype,
-            dims=case.dims,
-            sequences=case.sequences,
-            data=case.data,
-            execution=Execution(threads=wanted, deterministic_algorithms=True),
-        )
-
-        with pytest.raises(ValueError, match=r"torch\.Size"):
-            run_canonical(prepare(kernel, switched, device="cpu"))
-        assert seen == [wanted]
-        assert torch.get_num_threads() == before
-        assert not torch.are_deterministic_algorithms_enabled()

@@ -209,7 +209,11 @@ class TestVerdicts:
     def test_stages_are_told_before_they_begin(self) -> None:
         """Whoever supervises knows what was running when nothing came back."""
         stages: list[str] = []
-        judge_invariance(kernel_of(plus_one), case_of(NEIGHBOURS), on_stage=stages.append)
+        judge_invariance(
+            kernel_of(plus_one),
+            case_of(NEIGHBOURS),
+            on_stage=lambda stage, _: stages.append(stage),
+        )
 
         assert stages == ["prepare", "canonical", "transformed", "power"]
 

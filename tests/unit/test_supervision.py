@@ -299,52 +299,59 @@ class TestSupervisedJudge:
 # A worker without torch, which starts in a tenth of the time.
 STUB = """
 import argparse, ctypes, os, signal, sys, time
+from biprop.supervision.keeper import keep
 from biprop.supervision.messages import decode, encode
 from biprop.supervision.pipes import Lines
 from biprop.supervision.vitals import VitalsWriter
-
-parser = argparse.ArgumentParser()
-for option in ("--device", "--threads", "--parent", "--pipes"):
-    parser.add_argument(option)
-request, answer, lifeline, block, report = map(int, parser.parse_args().pipes.split(","))
-vitals = VitalsWriter(block_fd=block, report_fd=report)
-lines = Lines(read_fd=request, write_fd=answer)
-lines.send(encode({"ready": 1}))
 
 def spin():
     while True:
         pass
 
-while True:
-    what = decode(lines.receive())["do"]
-    vitals.mark("transformed")
-    if what == "end":
-        os._exit(0)
-    elif what == "spin":
-        spin()
-    elif what == "slow":
-        for _ in range(10):
-            time.sleep(0.15)
-            vitals.mark("canonical")
-    elif what == "exit":
-        os._exit(7)
-    elif what == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "close":
-        os.closerange(3, 100)
-        time.sleep(60)
-    elif what == "garbage":
-        os.write(answer, b"no json\\n")
-    elif what == "flood":
-        os.set_blocking(answer, True)
-        while True:
-            os.write(answer, b"x" * 65536)
-    elif what == "fork":
-        if os.fork() == 0:
-            time.sleep(60)
+def work(descriptors):
+    request, answer, lifeline, block, report = descriptors
+    vitals = VitalsWriter(block_fd=block, report_fd=report)
+    lines = Lines(read_fd=request, write_fd=answer)
+    lines.send(encode({"ready": 1}))
+    while True:
+        what = decode(lines.receive())["do"]
+        vitals.mark("transformed")
+        if what == "end":
             os._exit(0)
-        os._exit(9)
-    lines.send(encode({"did": what}))
+        elif what == "spin":
+            spin()
+        elif what == "slow":
+            for _ in range(10):
+                time.sleep(0.15)
+                vitals.mark("canonical")
+        elif what == "exit":
+            os._exit(7)
+        elif what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "close":
+            os.closerange(3, 100)
+            time.sleep(60)
+        elif what == "garbage":
+            os.write(answer, b"no json\\n")
+        elif what == "flood":
+            os.set_blocking(answer, True)
+            while True:
+                os.write(answer, b"x" * 65536)
+        elif what == "fork":
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            os._exit(9)
+        lines.send(encode({"did": what}))
+
+parser = argparse.ArgumentParser()
+for option in ("--device", "--threads", "--parent", "--pipes"):
+    parser.add_argument(option)
+parser.add_argument("--keep", type=int)
+options = parser.parse_args()
+if options.keep is not None:
+    keep(options.keep, work)
+work(tuple(map(int, options.pipes.split(","))))
 """
 
 
@@ -382,6 +389,11 @@ class TestChild:
         assert not stub.is_running
         assert stub.ask({"do": "nothing"}, seconds=5) == {"did": "nothing"}
         assert stub.starts == 2
+        # The second one is a fork of a keeper, and its end is told alike.
+        with pytest.raises(ChildDiedError) as caught:
+            stub.ask({"do": what}, seconds=0.5)
+        assert caught.value.reason.startswith(reason)
+        assert stub.ask({"do": "nothing"}, seconds=5) == {"did": "nothing"}
 
     def test_progress_is_no_hang(self, stub: Child) -> None:
         """A worker that keeps beginning new stages may take longer than one of them may."""

@@ -11,8 +11,10 @@ from typing import Literal
 
 import click
 
+from biprop.case import Execution
 from biprop.cli.options import (
     Direction,
+    execution_options,
     json_option,
     parse_classes,
     parse_device,
@@ -78,14 +80,7 @@ Exit codes:
 @click.option(
     "--device", default="cpu", metavar="NAME", show_default=True, help="cpu, cuda or cuda:N."
 )
-@click.option(
-    "--threads",
-    type=click.IntRange(1, 256),
-    default=1,
-    metavar="N",
-    show_default=True,
-    help="Intra-op threads of torch on the CPU.",
-)
+@execution_options
 @click.option(
     "--direction",
     type=click.Choice([direction.value for direction in Direction]),
@@ -133,7 +128,7 @@ def check(  # noqa: PLR0917  # one parameter an option
     backend: str | None,
     dtype: str,
     device: str,
-    threads: int,
+    execution: Execution,
     direction: str,
     transforms: str,
     max_examples: int | None,
@@ -153,6 +148,7 @@ def check(  # noqa: PLR0917  # one parameter an option
       T               "x[T,H], weight[H] -> y[T,H]"
       T, in segments  "x[T,H], cu: offsets[B+1] -> y[T,H]"
       B rows of S     "x[B,S,H], live: mask[B,S] -> y[B,S,H]"
+      Q over C        "q[B,Q,H,D], k[B,C,H,D], m: causal_mask[B,1,Q,C] -> y[B,Q,H,D]"
 
     Every cause is shrunk and stored as a fixture, whose id `biprop show` and `biprop replay` take.
     """  # noqa: D301  # \b keeps the lines as they are
@@ -164,7 +160,7 @@ def check(  # noqa: PLR0917  # one parameter an option
         device=parse_device(device),
         directions=Direction(direction).parts,
         classes=parse_classes(transforms),
-        threads=threads,
+        execution=execution,
         max_examples=max_examples,
         seed=seed,
         profile=profile,

@@ -5,19 +5,22 @@ No torch here: `biprop --help` and every refusal come at once. What the words me
 """
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
-from biprop.case import DTYPES, Dtype
+from biprop.case import DTYPES, SDPA_BACKENDS, Dtype, Execution
 from biprop.errors import DeviceError, UsageError
 from biprop.operators import TRANSFORM_CLASSES
 
 __all__ = [
     "Direction",
     "Side",
+    "execution_options",
     "json_option",
     "parse_classes",
     "parse_device",
@@ -53,6 +56,66 @@ timeout_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
 )
+_EXECUTION_OPTIONS = (
+    click.option(
+        "--threads",
+        type=click.IntRange(1, 256),
+        default=1,
+        metavar="N",
+        show_default=True,
+        help="Intra-op threads of torch on the CPU.",
+    ),
+    click.option(
+        "--sdpa-backend",
+        type=click.Choice(SDPA_BACKENDS),
+        default="any",
+        show_default=True,
+        help="Kernels that scaled_dot_product_attention may choose from.",
+    ),
+    click.option("--tf32", is_flag=True, help="Let TF32 stand in for float32 on CUDA."),
+    click.option(
+        "--bf16-reduced-precision",
+        is_flag=True,
+        help="Let products of bfloat16 on CUDA add in bfloat16, as torch does by itself.",
+    ),
+    click.option(
+        "--fp16-reduced-precision",
+        is_flag=True,
+        help="Let products of float16 on CUDA add in float16, as torch does by itself.",
+    ),
+    click.option(
+        "--deterministic", is_flag=True, help="Use torch's deterministic algorithms alone."
+    ),
+)
+
+
+def execution_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the switches of the process to a command, which gets them as `execution`."""
+
+    # Click hands over one value an option.
+    @wraps(command)
+    def with_execution(
+        *,
+        threads: int,
+        deterministic: bool,
+        tf32: bool,
+        sdpa_backend: str,
+        **others: Any,  # noqa: ANN401
+    ) -> int:
+        execution = Execution(
+            threads=threads,
+            deterministic_algorithms=deterministic,
+            tf32=tf32,
+            bf16_reduced_precision=others.pop("bf16_reduced_precision"),
+            fp16_reduced_precision=others.pop("fp16_reduced_precision"),
+            sdpa_backend=next(name for name in SDPA_BACKENDS if name == sdpa_backend),
+        )
+        return command(execution=execution, **others)
+
+    decorated: Callable[..., int] = with_execution
+    for option in reversed(_EXECUTION_OPTIONS):
+        decorated = option(decorated)
+    return decorated
 
 
 class Direction(StrEnum):

@@ -77,10 +77,12 @@ def replay(  # noqa: PLR0917  # one parameter an option
     def open_judge(fixture: Fixture) -> SupervisedJudge:
         return SupervisedJudge(
             reference=fixture.reference,
-            device=wanted or fixture.provenance.device or "cpu",
+            # Which of several devices it was says nothing here.
+            device=wanted or fixture.provenance.device.partition(":")[0] or "cpu",
             timeout=timeout,
             dtype=fixture.dtype,
             direction=fixture.direction,
+            execution=fixture.case.execution,
         )
 
     try:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from biprop.case import Dtype
+from biprop.case import Dtype, Execution
 from biprop.cli.options import Side
 from biprop.cli.session import Home
 from biprop.operators import KernelReference
@@ -25,7 +25,7 @@ class Request:
         device: Where it runs.
         directions: What is judged, one after the other.
         classes: Transform classes that may be drawn.
-        threads: Intra-op threads of torch.
+        execution: Switches of the process that runs the kernel.
         max_examples: Of each direction; None: as the profile says.
         seed: Of the search.
         profile: How thorough it is.
@@ -39,7 +39,7 @@ class Request:
     device: str
     directions: tuple[Side, ...]
     classes: tuple[str, ...]
-    threads: int
+    execution: Execution
     max_examples: int | None
     seed: int
     profile: Literal["dev", "pr", "nightly"]

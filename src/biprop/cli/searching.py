@@ -96,7 +96,11 @@ def run_searches(request: Request) -> Searched:
         complain(sentence)
     reports: list[CellReport] = []
     exempt_reason, interrupted = "", False
-    child = Child(device=request.device, threads=request.threads)
+    child = Child(
+        device=request.device,
+        threads=request.execution.threads,
+        is_deterministic=request.execution.deterministic_algorithms,
+    )
     try:
         for direction in request.directions:
             judge = SupervisedJudge(
@@ -105,6 +109,7 @@ def run_searches(request: Request) -> Searched:
                 timeout=request.timeout,
                 dtype=request.dtype,
                 direction=direction,
+                execution=request.execution,
                 child=child,
                 journal=journal,
             )
@@ -127,7 +132,7 @@ def _search(request: Request, judge: SupervisedJudge, direction: Side) -> CellRe
         direction=direction,
         transforms=request.classes,
         profile=profile,
-        threads=request.threads,
+        execution=request.execution,
     )
 
     def keep(fixture: Fixture) -> str:

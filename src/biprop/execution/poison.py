@@ -5,12 +5,12 @@ makes every operator of the kernel dear (small torch kernels ran 7 times longer 
 kernel runs under the mode at its first launch of a configuration, and goes on under it only if it
 was handed memory that the Python functions `torch.empty`, ... did not hand out: those are watched
 at every launch, which costs nothing to other operators. On CUDA, operators also take blocks from
-the caching allocator unseen: blocks of the sizes to be expected are dirtied and handed back before
-the launch. Not `torch.utils.deterministic.fill_uninitialized_memory`: it needs deterministic
-algorithms, which change the kernels. What the poisons are is said in `biprop.bits`.
+the caching allocator unseen, for outputs and workspaces: what it would hand out is dirtied before
+the launch (`biprop.execution.blocks`). Not torch's own `fill_uninitialized_memory`: it needs
+deterministic algorithms, which change the kernels. What the poisons are is said in `biprop.bits`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from biprop.bits import Poison, poison_
+from biprop.execution.blocks import Span, dirty_all, dirty_sizes
 
-__all__ = ["Poisoner", "dirty_blocks"]
+__all__ = ["Poisoner"]
 
 _FACTORIES = frozenset(
     {
@@ -36,8 +37,6 @@ _FACTORIES = frozenset(
 # Not the methods `Tensor.new_empty`, ...: to change a class at every launch would undo Python's
 # caches. A kernel that uses them stays under the mode.
 _FUNCTIONS = ("empty", "empty_like", "empty_permuted", "empty_strided")
-# The caching allocator hands out any free block of a size class; a few of them are enough.
-_BLOCKS_PER_SIZE = 2
 
 
 class Poisoner:
@@ -45,7 +44,7 @@ class Poisoner:
 
     Attributes:
         poison: What it fills with.
-        reached: Whether it filled anything yet.
+        reached: Whether a kernel was handed anything that it filled.
     """
 
     def __init__(self, poison: Poison) -> None:
@@ -56,6 +55,7 @@ class Poisoner:
         self._seen_by_mode = 0
         self._seen_by_functions = 0
         self._under_mode: dict[str, bool] = {}
+        self._dirty: tuple[Span, ...] = ()
 
     @contextmanager
     def watching(self, role: str) -> Iterator[None]:
@@ -74,6 +74,35 @@ class Poisoner:
                 yield
         if under_mode:
             self._under_mode[role] = self._seen_by_mode > self._seen_by_functions
+
+    def dirty(
+        self,
+        sizes: Sequence[tuple[int, torch.dtype]],
+        device: torch.device,
+        *,
+        everywhere: bool = False,
+    ) -> None:
+        """Fill free memory of a device that the next launch may be handed.
+
+        Args:
+            sizes: Element count and dtype of each output.
+            device: Where it launches. The CPU keeps no free blocks.
+            everywhere: Whether all free memory is filled, which workspaces of any size then meet.
+        """
+        if device.type == "cuda":
+            spans = dirty_all(device, self.poison) if everywhere else ()
+            self._dirty = (*spans, *dirty_sizes(sizes, device, self.poison))
+
+    def look_at(self, returned: object) -> None:
+        """Note whether an output of the launch lies where `dirty` filled."""
+        found = returned if isinstance(returned, (tuple, list)) else (returned,)
+        for value in found:
+            if self.reached or not self._dirty:
+                break
+            if isinstance(value, Tensor) and value.layout == torch.strided:
+                start = value.untyped_storage().data_ptr()
+                self.reached = any(span.start <= start < span.end for span in self._dirty)
+        self._dirty = ()
 
     def fill(self, fresh: object, *, seen_by_mode: bool) -> None:
         """Fill one tensor that was handed out, the gaps between its elements included."""
@@ -118,30 +147,6 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         if func in _FACTORIES:
             self._poisoner.fill(result, seen_by_mode=True)
         return result
-
-
-def dirty_blocks(
-    sizes: Iterable[tuple[int, torch.dtype]], device: torch.device, poison: Poison
-) -> bool:
-    """Leave poison in the free blocks that CUDA will hand out for tensors of some sizes next.
-
-    Args:
-        sizes: Element count and dtype of each.
-        device: Where they will lie.
-        poison: What the blocks will hold.
-
-    Returns:
-        Whether there was anything to do; the CPU has no caching allocator.
-    """
-    if device.type != "cuda":
-        return False
-    blocks = [
-        poison_(torch.empty(count, dtype=dtype, device=device), poison)
-        for count, dtype in sizes
-        for _ in range(_BLOCKS_PER_SIZE)
-        if count
-    ]
-    return bool(blocks)
 
 
 # Whose launch is going on, innermost last, as torch keeps its own modes. The replacements are made

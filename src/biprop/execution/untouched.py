@@ -2,7 +2,8 @@
 
 Every launch gets operands of its own, so a kernel that writes into one would be seen by nobody
 here, while its user's next launch reads what it wrote. Marked arguments are compared by
-`biprop.execution.outputs`.
+`biprop.execution.outputs`. On a device the answer is left where it is: reading it would wait for
+the launch, and `biprop.relations.comparison` waits for both runs at once.
 """
 
 from collections.abc import Sequence
@@ -10,11 +11,24 @@ from collections.abc import Sequence
 import attrs
 from torch import Tensor
 
-from biprop.bits import same_bits
+from biprop.bits import raw_differ
 from biprop.errors import OutputError
 from biprop.signature import Argument, Signature
 
-__all__ = ["Untouched", "watch"]
+__all__ = ["Unread", "Untouched", "watch"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Unread:
+    """An answer that still lies on its device.
+
+    Attributes:
+        flag: Bool, one element: whether an argument was written into.
+        sentence: What is wrong then.
+    """
+
+    flag: Tensor
+    sentence: str
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -33,22 +47,24 @@ class Untouched:
 
     watched: tuple[_Watched, ...]
 
-    def check(self) -> None:
-        """Refuse a target that wrote into one of them.
+    def check(self) -> tuple[Unread, ...]:
+        """Refuse a target that wrote into one of them; return what only a device knows yet.
 
         Raises:
             OutputError: The sentence names the argument.
         """
+        unread = []
         for item in self.watched:
             changed = _version(item.values) != item.version
             if not changed and item.copy is not None:
-                changed = not bool(same_bits(item.values.detach(), item.copy).all())
+                flag = raw_differ(item.values, item.copy)
+                if _is_read_late(flag):
+                    unread.append(Unread(flag=flag, sentence=_sentence(item.argument)))
+                    continue
+                changed = bool(flag)
             if changed:
-                name = item.argument.name
-                raise OutputError(
-                    f"The target writes into argument '{name}', which carries no mark: "
-                    f"{_way_out(item.argument)}."
-                )
+                raise OutputError(_sentence(item.argument))
+        return tuple(unread)
 
 
 def watch(signature: Signature, arguments: Sequence[object], *, bits: bool) -> Untouched:
@@ -73,8 +89,19 @@ def watch(signature: Signature, arguments: Sequence[object], *, bits: bool) -> U
     )
 
 
+def _is_read_late(flag: Tensor) -> bool:
+    return flag.device.type != "cpu"
+
+
 def _version(values: Tensor) -> int:
     return values._version  # noqa: SLF001  # how torch counts its writes has no other name
+
+
+def _sentence(argument: Argument) -> str:
+    return (
+        f"The target writes into argument '{argument.name}', which carries no mark: "
+        f"{_way_out(argument)}."
+    )
 
 
 def _way_out(argument: Argument) -> str:

@@ -5,7 +5,7 @@ for `biprop_item` (tests/props). Cells are listed by `cells`, run by `running`, 
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,9 @@ __all__ = [
     "biprop_run",
     "pytest_addoption",
     "pytest_configure",
+    "pytest_configure_node",
     "pytest_generate_tests",
+    "pytest_xdist_auto_num_workers",
 ]
 
 _ITEM = "biprop_item"
@@ -29,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--biprop-device",
         metavar="DEVICE",
         default="cpu",
-        help="where kernels run: cpu (default), cuda or cuda:N",
+        help="where kernels run: cpu (default), cuda (workers are spread over all) or cuda:N",
     )
     group.addoption(
         "--biprop-profile",
@@ -57,14 +59,61 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="examples of each cell, instead of what the profile says",
     )
+    group.addoption(
+        "--biprop-max-seconds",
+        metavar="SECONDS",
+        type=float,
+        default=None,
+        help="after which a cell draws no further example; what evidence it then lacks, it lacks",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect what items report; nothing is printed where there are none."""
+    """Collect what items report, and refuse options that cannot be used before any collection.
+
+    Nothing is printed where there are no items.
+
+    Raises:
+        pytest.UsageError: The device or an operator cannot be used.
+    """
     # A small module of the standard library and pytest; what it tells with is imported at the end.
     from biprop.pytest_plugin.summary import Summary
 
     config.pluginmanager.register(Summary(config), "biprop-summary")
+    if hasattr(config, "workerinput"):
+        # Whoever started this worker has looked at them.
+        return
+    if config.getoption("--biprop-device") != "cpu":
+        from biprop.pytest_plugin.devices import check_device
+
+        check_device(config)
+    if config.getoption("--biprop-operators"):
+        # Only the operators themselves tell their names, so here they are imported early.
+        from biprop.pytest_plugin.environment import prepare_environment
+
+        prepare_environment(config)
+        from biprop.pytest_plugin.cells import check_operators
+
+        check_operators(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return how many workers share the devices that there are; None on a CPU."""
+    if config.getoption("--biprop-device") == "cpu":
+        return None
+    from biprop.pytest_plugin.devices import worker_count
+
+    return worker_count(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  # of pytest-xdist, which has no types
+    """Tell a worker of a parallel run how many devices it is spread over."""
+    if node.config.getoption("--biprop-device") == "cuda":
+        from biprop.pytest_plugin.devices import DEVICES_KEY, device_count
+
+        node.workerinput[DEVICES_KEY] = device_count(node.config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -20,7 +20,16 @@ from biprop.pytest_plugin.known import KNOWN_FILE, Known, read_known
 from biprop.registry import build_registry
 from biprop.supervision.resolve import reference_of
 
-__all__ = ["Cell", "FixtureItem", "Item", "Notes", "items_of", "notes_of"]
+__all__ = [
+    "Cell",
+    "FixtureItem",
+    "Item",
+    "Notes",
+    "cells_of",
+    "check_operators",
+    "items_of",
+    "notes_of",
+]
 
 DTYPES_OF_CELLS: tuple[Dtype, ...] = ("float32", "bfloat16")
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
@@ -86,7 +95,19 @@ def items_of(config: pytest.Config) -> tuple[Item, ...]:
     try:
         registry = build_registry()
         wanted = _wanted(config, registry)
-        return (*_fixture_items(config, registry, wanted), *_cells(registry, wanted))
+        return (*_fixture_items(config, registry, wanted), *cells_of(registry, wanted))
+    except BipropError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def check_operators(config: pytest.Config) -> None:
+    """Refuse `--biprop-operators` where one of them has no cells.
+
+    Raises:
+        pytest.UsageError: The sentence names the first of them.
+    """
+    try:
+        _wanted(config, build_registry())
     except BipropError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -135,7 +156,8 @@ def _declared(registry: Registry) -> frozenset[str]:
     return frozenset(item.name for item in registry.operators if item.declaration is not None)
 
 
-def _cells(registry: Registry, wanted: frozenset[str]) -> tuple[Cell, ...]:
+def cells_of(registry: Registry, wanted: frozenset[str] | None = None) -> tuple[Cell, ...]:
+    """Return the cells of the declared operators of a registry, or of those that are `wanted`."""
     return tuple(
         Cell(
             id=_id(kernel, dtype, direction),
@@ -144,7 +166,7 @@ def _cells(registry: Registry, wanted: frozenset[str]) -> tuple[Cell, ...]:
             direction=direction,
         )
         for kernel in registry.kernels()
-        if kernel.operator in wanted and kernel.declaration is not None
+        if kernel.declaration is not None and (wanted is None or kernel.operator in wanted)
         for dtype in DTYPES_OF_CELLS
         for direction in DIRECTIONS
         if direction == "forward" or kernel.declaration.backward

@@ -1,14 +1,15 @@
 """The environment of a run of tests/props: set before Triton and Hypothesis read it.
 
-The only place of the plugin that reads or writes environment variables.
+The only place of the plugin that writes environment variables.
 """
 
 import os
-import re
 
 import pytest
 
-__all__ = ["device_of", "prepare_environment", "profile_name"]
+from biprop.pytest_plugin.devices import device_of
+
+__all__ = ["prepare_environment", "profile_name"]
 
 
 def prepare_environment(config: pytest.Config) -> None:
@@ -27,18 +28,6 @@ def prepare_environment(config: pytest.Config) -> None:
     from biprop.strategies.profiles import register_profiles
 
     register_profiles(storage=str(config.rootpath / ".hypothesis" / "examples"))
-
-
-def device_of(config: pytest.Config) -> str:
-    """Return the device that was asked for.
-
-    Raises:
-        pytest.UsageError: It has no such form.
-    """
-    device = str(config.getoption("--biprop-device"))
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
-        raise pytest.UsageError(f"--biprop-device {device!r} is unknown: use cpu, cuda or cuda:N.")
-    return device
 
 
 def profile_name(config: pytest.Config) -> str:

@@ -1,16 +1,34 @@
 """Two runs of a case against each other: which outputs differ, and where first.
 
-Bits are compared by `biprop.bits`; what a difference means is decided by
+Bits are compared by `biprop.bits`, where they lie: a device is waited for once a comparison, and
+details are asked for only where something differs. What a difference means is decided by
 `biprop.relations.invariance`.
 """
 
+import attrs
 from torch import Tensor
 
-from biprop.bits import Comparison, compare, hex_of, same_bits
+from biprop.bits import Comparison, any_differ, compare, hex_of
 from biprop.execution import Run
 from biprop.judgment import BitDifference, Mismatch
 
-__all__ = ["differing_outputs", "element_count", "mismatches"]
+__all__ = ["RunDifference", "compare_runs", "differing_outputs", "element_count"]
+
+
+@attrs.frozen(kw_only=True)
+class RunDifference:
+    """What two runs show against each other.
+
+    Attributes:
+        mismatches: One for every output that differs, in signature order.
+        first_wrote: Why the first run is none, where its kernel wrote into an argument that carries
+            no mark and the run left that to be seen here; else empty.
+        second_wrote: Likewise of the second run.
+    """
+
+    mismatches: tuple[Mismatch, ...] = ()
+    first_wrote: str = ""
+    second_wrote: str = ""
 
 
 def element_count(run: Run) -> int:
@@ -20,33 +38,41 @@ def element_count(run: Run) -> int:
 
 def differing_outputs(first: Run, second: Run) -> tuple[str, ...]:
     """Return which outputs of two runs of the same configuration differ, in signature order."""
-    return tuple(
-        name
-        for name, values in first.outputs.items()
-        if not bool(same_bits(values, second.outputs[name]).all())
-    )
+    pairs = [(values, second.outputs[name]) for name, values in first.outputs.items()]
+    differ = any_differ(pairs)
+    return tuple(name for name, is_other in zip(first.outputs, differ, strict=True) if is_other)
 
 
-def mismatches(first: Run, second: Run, *, repeated: bool = False) -> tuple[Mismatch, ...]:
+def compare_runs(first: Run, second: Run, *, repeated: bool = False) -> RunDifference:
     """Compare all outputs of two runs of one case.
+
+    Dead slots of a mutated argument are compared with what they held before the second run, unless
+    that is a repeat.
 
     Args:
         first: The canonical run, or the run that was repeated.
         second: The transformed run, or the repeat.
         repeated: The two are of the same configuration.
-
-    Returns:
-        One for every output that differs, in signature order. Dead slots of a mutated argument are
-        compared with what they held before the second run, unless that is a repeat.
     """
-    found = []
+    pairs = []
     for name, transformed in second.outputs.items():
         expected = None if repeated else second.expected.get(name)
-        canonical = first.outputs[name] if expected is None else expected
-        comparison = compare(canonical, transformed)
-        if not comparison.same:
-            found.append(_mismatch(name, canonical, transformed, comparison, runs=(first, second)))
-    return tuple(found)
+        pairs.append((first.outputs[name] if expected is None else expected, transformed))
+    unread = (*first.unread, *second.unread)
+    read = any_differ(pairs, flags=[item.flag for item in unread])
+    differ, written = read[: len(pairs)], read[len(pairs) :]
+    sentences = [
+        item.sentence if is_so else "" for item, is_so in zip(unread, written, strict=True)
+    ]
+    return RunDifference(
+        mismatches=tuple(
+            _mismatch(name, *pair, compare(*pair), runs=(first, second))
+            for name, pair, is_other in zip(second.outputs, pairs, differ, strict=True)
+            if is_other
+        ),
+        first_wrote=next(filter(None, sentences[: len(first.unread)]), ""),
+        second_wrote=next(filter(None, sentences[len(first.unread) :]), ""),
+    )
 
 
 def _mismatch(

@@ -3,7 +3,7 @@
 One case in, one outcome out. Runs are made by `biprop.execution`, bits compared by
 `biprop.relations.comparison`, repeats interpreted by `biprop.relations.repeats`. A process that the
 kernel brings down is no business of this module: `biprop.supervision` is told each stage before it
-begins.
+begins. The two runs of a case are given to a device one after the other and waited for together.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,13 @@ import torch
 from biprop.case import Case
 from biprop.errors import BipropError, CaseError, OutputError, UnsupportedError
 from biprop.execution import Prepared, Run, prepare, run_canonical, run_transformed
+from biprop.execution.device import Mark, is_lost, wait_for
 from biprop.execution.power import measure_power
 from biprop.generation.legal import legal_for
 from biprop.judgment import Cause, ClassEvidence, Mismatch, Outcome, Verdict
 from biprop.layout.records import CANONICAL, Layout
 from biprop.operators import Kernel
-from biprop.relations.comparison import element_count, mismatches
+from biprop.relations.comparison import compare_runs, element_count
 from biprop.relations.evidence import class_evidence, no_evidence
 from biprop.relations.messages import message_of
 from biprop.relations.options import JUDGE_OPTIONS, JudgeOptions
@@ -30,7 +31,8 @@ from biprop.transforms import apply_all, transforms_of
 
 __all__ = ["Stage", "judge_invariance"]
 
-Stage = Callable[[str], None]
+# Told a stage before it begins, and the launches made before it.
+Stage = Callable[[str, int], None]
 
 # A case of many launches names each kernel once.
 _FACTS_MAX = 32
@@ -51,7 +53,8 @@ def judge_invariance(
         case: One experiment, with one composition of transforms.
         device: Where it runs.
         options: How thoroughly it is judged.
-        on_stage: Told `prepare`, `canonical`, `transformed` and `power` before each begins.
+        on_stage: Told `prepare`, `canonical`, `transformed` and `power` before each begins, and how
+            many launches were made before. Where a device is waited for, the runs are told again.
 
     Returns:
         HOLDS, a violation with its cause, VACUOUS (nothing compared, no power, the call unchanged,
@@ -77,6 +80,7 @@ class _Raised:
 
     message: str
     error: BipropError | None = None
+    role: str = "transformed"
 
 
 class _Judgement:
@@ -100,9 +104,22 @@ class _Judgement:
         self._launches = 0
         self._seconds = {"prepare": 0.0, "launch": 0.0, "compare": 0.0, "power": 0.0}
         self._prepared: Prepared | None = None
+        self._marks: dict[str, Mark] = {}
 
     def outcome(self) -> Outcome | BipropError:
         """Judge the case; an error to be raised is returned."""
+        for _ in range(2):
+            try:
+                return self._outcome()
+            except torch.OutOfMemoryError as error:
+                message = message_of(error)
+            # What was cached for other sizes may be all that is missing.
+            self._prepared = None
+            torch.cuda.empty_cache()
+        return self._filled(Outcome(verdict=Verdict.VACUOUS, rejected=message))
+
+    def _outcome(self) -> Outcome | BipropError:
+        self._marks.clear()
         started = perf_counter()
         self._begin("prepare")
         self._prepared = prepare(self._kernel, self._case, device=self._device)
@@ -113,7 +130,11 @@ class _Judgement:
         transformed = self._run("transformed", self._layout)
         if isinstance(transformed, _Raised):
             return self._crashed(canonical, transformed)
-        found = self._compared(canonical, transformed)
+        found = self._waited(canonical, transformed)
+        if isinstance(found, _Raised):
+            if found.role == "canonical":
+                return self._without_canonical(found)
+            return self._crashed(canonical, found)
         flip = self._flip(canonical, transformed, differ=bool(found))
         if isinstance(flip, _Raised):
             return self._crashed(canonical, flip)
@@ -124,20 +145,25 @@ class _Judgement:
             return self._drifts(found, evidence)
         return self._equal(evidence)
 
-    def _run(self, role: str, layout: Layout) -> "Run | _Raised":
+    def _run(self, role: str, layout: Layout, *, wait: bool = False) -> "Run | _Raised":
+        """Run one side; with `wait`, or where errors must be told apart, until it is done."""
         self._begin(role)
         assert self._prepared is not None
+        everywhere = self._options.repeat_canonical
         started = perf_counter()
         try:
             if role == "canonical":
-                run = run_canonical(self._prepared)
+                run = run_canonical(self._prepared, everywhere=everywhere)
             else:
-                run = run_transformed(self._prepared, layout)
-            if self._device.type == "cuda":
-                # An error of the device belongs to the run that caused it.
-                torch.cuda.synchronize(self._device)
+                run = run_transformed(self._prepared, layout, everywhere=everywhere)
+            if wait or self._options.careful:
+                wait_for(self._device)
+            self._marks[role] = Mark.now(self._device)
         except BipropError as error:
             return _Raised(message=str(error), error=_bare(error))
+        except torch.OutOfMemoryError:
+            # It says nothing of the kernel: other processes use the device too.
+            raise
         # A target may raise anything, and may call sys.exit(); what it says is kept, its frames are
         # not.
         except (Exception, SystemExit) as error:  # noqa: BLE001  # judged, not swallowed
@@ -147,11 +173,34 @@ class _Judgement:
         self._launches += run.launches
         return run
 
-    def _compared(self, first: Run, second: Run) -> tuple[Mismatch, ...]:
+    def _waited(self, canonical: Run, transformed: Run) -> "tuple[Mismatch, ...] | _Raised":
+        """Wait for both runs, and compare them."""
         started = perf_counter()
-        found = mismatches(first, second)
+        try:
+            for role, mark in self._marks.items():
+                if mark.event is not None:
+                    self._begin(role)
+                    mark.wait()
+            self._seconds["launch"] += perf_counter() - started
+            return self._compared(canonical, transformed)
+        except torch.OutOfMemoryError:
+            raise
+        except BipropError as error:
+            return _Raised(message=str(error), error=_bare(error))
+        # What a device says of its kernels, and of either run.
+        except Exception as error:  # noqa: BLE001  # judged, not swallowed
+            return _Raised(message=message_of(error))
+
+    def _compared(self, first: Run, second: Run) -> "tuple[Mismatch, ...] | _Raised":
+        started = perf_counter()
+        found = compare_runs(first, second)
         self._seconds["compare"] += perf_counter() - started
-        return found
+        if found.first_wrote:
+            wrong = OutputError(found.first_wrote)
+            return _Raised(message=found.first_wrote, error=wrong, role="canonical")
+        if found.second_wrote:
+            return _Raised(message=found.second_wrote, error=OutputError(found.second_wrote))
+        return found.mismatches
 
     def _flip(self, canonical: Run, transformed: Run, *, differ: bool) -> Repeats | _Raised | None:
         """Repeat both sides as asked until one differs from itself; None without repeats."""
@@ -173,7 +222,7 @@ class _Judgement:
 
     def _again(self, role: str) -> Run | str:
         """Run one side once more; a message instead of a run if it raised."""
-        run = self._run(role, CANONICAL if role == "canonical" else self._layout)
+        run = self._run(role, CANONICAL if role == "canonical" else self._layout, wait=True)
         return f"{run.message} (in a repeat of the {role} run)" if isinstance(run, _Raised) else run
 
     def _without_canonical(self, raised: _Raised) -> Outcome | BipropError:
@@ -188,11 +237,9 @@ class _Judgement:
             return self._filled(Outcome(verdict=Verdict.UNSUPPORTED, message=raised.message))
         if raised.error is not None and not isinstance(raised.error, OutputError):
             return raised.error
-        cause = Cause(
-            verdict=Verdict.CRASHES,
-            direction=self._case.direction,
-            finite=self._is_finite(canonical, ""),
-        )
+        # A lost device fails whatever the fills are: only another process can tell.
+        finite = is_lost(self._device) or self._is_finite(canonical, "")
+        cause = Cause(verdict=Verdict.CRASHES, direction=self._case.direction, finite=finite)
         outcome = Outcome(
             verdict=Verdict.CRASHES,
             cause=cause,
@@ -281,13 +328,13 @@ class _Judgement:
             milder = with_finite_fill(self._case, fill)
             if is_legal(milder):
                 continue
-            run = self._run("transformed", apply_all(transforms_of(milder)))
+            run = self._run("transformed", apply_all(transforms_of(milder)), wait=True)
             if isinstance(run, _Raised):
                 if not output:
                     return True
                 continue
             found = self._compared(canonical, run) if output else ()
-            if found and found[0].output == output:
+            if not isinstance(found, _Raised) and found and found[0].output == output:
                 return True
         return False
 
@@ -306,7 +353,7 @@ class _Judgement:
 
     def _begin(self, stage: str) -> None:
         if self._on_stage is not None:
-            self._on_stage(stage)
+            self._on_stage(stage, self._launches)
 
 
 @attrs.frozen(kw_only=True, eq=False)

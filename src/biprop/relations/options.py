@@ -31,6 +31,8 @@ class JudgeOptions:
         measure: Whether power and the evidence of the classes are measured. Without, equal bits are
             HOLDS although they may be no evidence.
         fresh: Judge again even if the case has a verdict in this process.
+        careful: Wait for the device after each run, so that an error of the device belongs to the
+            run that caused it; else both runs are waited for at once.
     """
 
     repeat_canonical: bool = False
@@ -39,6 +41,7 @@ class JudgeOptions:
     rate: float | None = attrs.field(default=None, validator=optional([gt(0.0), le(1.0)]))
     measure: bool = True
     fresh: bool = False
+    careful: bool = False
 
     @property
     def repeats(self) -> int:

@@ -12,7 +12,7 @@ import attrs
 
 from biprop.execution import Run
 from biprop.judgment import Mismatch
-from biprop.relations.comparison import differing_outputs, mismatches
+from biprop.relations.comparison import compare_runs, differing_outputs
 
 __all__ = ["Again", "Repeats", "Side", "estimate_rate", "find_flip"]
 
@@ -83,7 +83,7 @@ def estimate_rate(found: Repeats, again: Again, *, runs_max: int) -> Repeats:
     assert found.other is not None
     # Runs before the flip gave the first result.
     results = [(found.first, found.runs - 1), (found.other, 1)]
-    shown = {item.output: item for item in mismatches(found.first, found.other, repeated=True)}
+    shown = {item.output: item for item in _mismatches(found.first, found.other)}
     runs = found.runs
     started = perf_counter()
     while (
@@ -102,10 +102,14 @@ def estimate_rate(found: Repeats, again: Again, *, runs_max: int) -> Repeats:
         else:
             # What differs in one pair of runs need not differ in another: the cause names the first
             # output that differs in any.
-            for item in mismatches(found.first, run, repeated=True):
+            for item in _mismatches(found.first, run):
                 shown.setdefault(item.output, item)
             if len(results) < _RESULTS_MAX:
                 results.append((run, 1))
     most = max(count for _, count in results)
     in_order = tuple(shown[name] for name in found.first.outputs if name in shown)
     return attrs.evolve(found, runs=runs, mismatches=in_order, rate=(runs - most) / runs)
+
+
+def _mismatches(first: Run, other: Run) -> tuple[Mismatch, ...]:
+    return compare_runs(first, other, repeated=True).mismatches

@@ -1,7 +1,8 @@
 """The supervisor's side of one worker: started when needed, asked, and replaced after it dies.
 
 Nothing of torch happens in this process. What is asked says `biprop.supervision.supervised`, what
-the worker does with it `biprop.supervision.serve`.
+the worker does with it `biprop.supervision.serve`. The first worker is a process of its own; once
+one has died, the next ones are forks of a keeper (`biprop.supervision.keeper`).
 """
 
 import contextlib
@@ -12,28 +13,35 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from biprop.case import Json
 from biprop.errors import CaseError, DeviceError
+from biprop.supervision.keeper import CAN_KEEP, Keeper, KeeperLostError
 from biprop.supervision.messages import LINE_BYTES_MAX, decode, encode, error_from_data
 from biprop.supervision.pipes import Lines, LinesEndError
+from biprop.supervision.processes import Spawned, WorkerProcess
 from biprop.supervision.vitals import Vitals, ask_for_place
 
-__all__ = ["EXIT_PIPES_LOST", "WORKER_COMMAND", "Child", "ChildDiedError"]
+__all__ = ["EXIT_DEVICE_LOST", "EXIT_PIPES_LOST", "WORKER_COMMAND", "Child", "ChildDiedError"]
 
 # -P: the current folder must not shadow modules of torch or of the standard library.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "biprop.worker")
 # Status of a worker whose pipes were closed under it.
 EXIT_PIPES_LOST = 71
+# Status of a worker whose device no longer computes for it.
+EXIT_DEVICE_LOST = 72
 
 _SECONDS_TO_START = 180.0
 _SECONDS_TO_END = 2.0
-_SECONDS_FOR_PLACE = 0.2
+_SECONDS_FOR_PLACE = 2.0
+_SECONDS_TO_REPORT = 0.02
 _RUNS = ("canonical", "transformed")
 # How often a worker is looked at while it may take its time.
 _SECONDS_A_LOOK = 1.0
+# A kernel that takes longer to compile has a fault of its own.
+_SECONDS_TO_COMPILE = 900.0
 
 
 class ChildDiedError(Exception):
@@ -42,13 +50,15 @@ class ChildDiedError(Exception):
     Attributes:
         reason: `was killed by SIGSEGV`, `hung for 60 s`, ..., with stage and place if known.
         stage: What it was doing; empty where it had not begun what it was asked.
+        launches: Launches that it had made for that, the last one included.
     """
 
-    def __init__(self, reason: str, *, stage: str = "") -> None:
-        """Keep both."""
+    def __init__(self, reason: str, *, stage: str = "", launches: int = 0) -> None:
+        """Keep all."""
         super().__init__(reason)
         self.reason = reason
         self.stage = stage
+        self.launches = launches
 
 
 class Child:
@@ -60,20 +70,29 @@ class Child:
     """
 
     def __init__(
-        self, *, device: str, threads: int = 1, command: Sequence[str] = WORKER_COMMAND
+        self,
+        *,
+        device: str,
+        threads: int = 1,
+        is_deterministic: bool = False,
+        command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
         """Start nothing yet.
 
         Args:
             device: `cpu`, `cuda:0`, ...
             threads: Intra-op threads that the worker starts with; a case may set its own.
+            is_deterministic: Whether cases ask for deterministic algorithms, for which CUDA's
+                libraries must be told before they start.
             command: What starts a worker; its own arguments are appended.
         """
         self.device = device
         self.starts = 0
         self._threads = threads
+        self._is_deterministic = is_deterministic
         self._command = tuple(command)
         self._running: _Running | None = None
+        self._keeper: Keeper | None = None
 
     @property
     def is_running(self) -> bool:
@@ -95,7 +114,7 @@ class Child:
         if self._running is not None:
             return
         self.starts += 1
-        self._running = _Running(self._command, device=self.device, threads=self._threads)
+        self._running = self._forked() or _Running(self._spawned)
         try:
             ready = self._answer(_SECONDS_TO_START)
         except ChildDiedError as error:
@@ -140,32 +159,43 @@ class Child:
             raise error_from_data(answer["error"])
         return answer
 
+    def give_up(self) -> None:
+        """End a worker that no longer serves; the next call starts another."""
+        self._kill()
+        if self._keeper is None and CAN_KEEP:
+            # It imports while the supervisor thinks about what comes next.
+            self._keeper = Keeper(self._arguments(), environment=self._environment())
+
     def close(self) -> None:
         """End the worker: gently if it listens, at once if not."""
-        if self._running is None:
-            return
-        running = self._running
-        with contextlib.suppress(LinesEndError):
-            if running.lines.send(encode({"do": "end"}), seconds=0.1):
-                _ended(running.process.pid, _SECONDS_TO_END)
-        self._kill()
+        if self._running is not None:
+            running = self._running
+            with contextlib.suppress(LinesEndError):
+                if running.lines.send(encode({"do": "end"}), seconds=0.1):
+                    running.process.has_ended(_SECONDS_TO_END)
+            self._kill()
+        self._dismiss_keeper()
 
     def _answer(self, seconds: float) -> dict[str, Json]:
         assert self._running is not None
         running = self._running
-        begun, since = running.vitals.read()[0], time.monotonic()
+        begun, since = running.vitals.read().stages, time.monotonic()
+        stage_since = since
         try:
             while True:
                 # Looked at more often than that, so that a hang is not noticed twice as late.
                 line = running.lines.receive(seconds=min(_SECONDS_A_LOOK, seconds / 8))
                 if line is not None:
                     return decode(line)
-                now = running.vitals.read()[0]
+                now, time_now = running.vitals.read().stages, time.monotonic()
                 if now != begun:
-                    begun, since = now, time.monotonic()
-                elif time.monotonic() - since >= seconds:
-                    raise self._death(f"hung for {seconds:g} s", ask=True)
-                elif _ended(running.process.pid, 0.0):
+                    begun, since, stage_since = now, time_now, time_now
+                elif time_now - since >= seconds:
+                    if time_now - stage_since >= _SECONDS_TO_COMPILE or not _compiles(running):
+                        raise self._death(f"hung for {seconds:g} s", ask=True)
+                    # What is compiled runs after that, and has all its time.
+                    since = time.monotonic()
+                elif running.process.has_ended():
                     # Its pipes are still open in a process that the target has started.
                     raise self._death()
         except LinesEndError as error:
@@ -187,15 +217,59 @@ class Child:
         assert self._running is not None
         running = self._running
         if ask:
-            ask_for_place(running.process.pid)
-            time.sleep(_SECONDS_FOR_PLACE)
+            _ask_for_place(running)
         told = reason or running.end_of_process()
-        _, stage = running.vitals.read()
-        place = running.vitals.place()
-        self._kill()
+        progress = running.vitals.read()
+        place, stage = running.vitals.place(), progress.stage
+        self.give_up()
         if stage:
             told += f" in the {stage} run" if stage in _RUNS else f" in stage {stage!r}"
-        return ChildDiedError(f"{told}, at {place}" if place else told, stage=stage)
+        return ChildDiedError(
+            f"{told}, at {place}" if place else told,
+            stage=stage,
+            launches=progress.launches + (stage in _RUNS),
+        )
+
+    def _forked(self) -> "_Running | None":
+        """Return a fork of the keeper; None where there is none."""
+        if self._keeper is None:
+            return None
+        keeper = self._keeper
+        try:
+            return _Running(lambda handed: keeper.fork(handed, seconds=_SECONDS_TO_START))
+        except KeeperLostError:
+            # The worker is started as the first one was, and says itself what is wrong.
+            self._dismiss_keeper()
+            return None
+
+    def _spawned(self, handed: tuple[int, ...]) -> WorkerProcess:
+        # S603: the command is the caller's own, nothing of a fixture goes into it.
+        started = subprocess.Popen(  # noqa: S603
+            [*self._arguments(), "--pipes", ",".join(map(str, handed))],
+            stdin=subprocess.DEVNULL,
+            # What a target prints is for people; standard output belongs to the command's own
+            # result.
+            stdout=2,
+            pass_fds=handed,
+            env=self._environment(),
+            # Its own session: Ctrl-C on the terminal is ours to handle, and what a target starts
+            # dies with it.
+            start_new_session=True,
+        )
+        return Spawned(started=started)
+
+    def _arguments(self) -> list[str]:
+        options = ("--device", self.device, "--threads", str(self._threads))
+        return [*self._command, *options, "--parent", str(_parent())]
+
+    def _environment(self) -> dict[str, str]:
+        variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if self._is_deterministic else {}
+        return _environment(variables)
+
+    def _dismiss_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.end()
+            self._keeper = None
 
     def _kill(self) -> None:
         if self._running is not None:
@@ -206,33 +280,28 @@ class Child:
 class _Running:
     """A started worker with everything that must be closed after it."""
 
-    def __init__(self, command: tuple[str, ...], *, device: str, threads: int) -> None:
+    def __init__(self, start: Callable[[tuple[int, ...]], WorkerProcess]) -> None:
+        """Start it.
+
+        Args:
+            start: Starts its process, given the descriptors that it is handed.
+        """
         request_read, request_write = os.pipe()
         answer_read, answer_write = os.pipe()
         # Never written to: its writing end closes with this process, which ends the worker.
         lifeline_read, lifeline_write = os.pipe()
         self.vitals = Vitals()
         handed = (request_read, answer_write, lifeline_read, *self.vitals.descriptors)
-        # S603: the command is the caller's own, nothing of a fixture goes into it.
-        self.process = subprocess.Popen(  # noqa: S603
-            [
-                *command,
-                *("--device", device, "--threads", str(threads)),
-                *("--parent", str(_parent())),
-                *("--pipes", ",".join(map(str, handed))),
-            ],
-            stdin=subprocess.DEVNULL,
-            # What a target prints is for people; standard output belongs to the command's own
-            # result.
-            stdout=2,
-            pass_fds=handed,
-            env=_environment(),
-            # Its own session: Ctrl-C on the terminal is ours to handle, and what a target starts
-            # dies with it.
-            start_new_session=True,
-        )
-        for descriptor in (request_read, answer_write, lifeline_read):
-            os.close(descriptor)
+        try:
+            self.process = start(handed)
+        except BaseException:
+            self.vitals.close()
+            for descriptor in (request_write, answer_read, lifeline_write):
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in (request_read, answer_write, lifeline_read):
+                os.close(descriptor)
         self.lines = Lines(read_fd=answer_read, write_fd=request_write)
         # Also when nobody calls close: the worker is idle then, or its answer is not wanted.
         self.end = weakref.finalize(
@@ -241,21 +310,21 @@ class _Running:
 
     def end_of_process(self) -> str:
         """Wait shortly for the process to end, and say how it did."""
-        if not _ended(self.process.pid, _SECONDS_TO_END):
+        if not self.process.has_ended(_SECONDS_TO_END):
             return "closed the worker's pipes"
-        # What the target has started goes before the number of its group is free again.
-        _kill_group(self.process.pid)
-        status = self.process.wait()
+        status = self.process.finish()
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         if status == EXIT_PIPES_LOST:
             return "closed the worker's pipes"
+        if status == EXIT_DEVICE_LOST:
+            return "lost its device"
         return f"ended the process with exit status {status}"
 
 
 def _end(
     owner: int,
-    process: "subprocess.Popen[bytes]",
+    process: WorkerProcess,
     lines: Lines,
     vitals: Vitals,
     lifeline_write: int,
@@ -263,9 +332,7 @@ def _end(
     if owner != os.getpid():
         # A copy of the supervisor made by fork: the worker is not its own.
         return
-    if process.returncode is None:
-        _kill_group(process.pid)
-        process.wait()
+    process.finish()
     lines.close()
     vitals.close()
     os.close(lifeline_write)
@@ -277,25 +344,27 @@ def _parent() -> int:
     return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
-def _kill_group(process: int) -> None:
-    # The target may have started processes of its own.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
+def _compiles(running: _Running) -> bool:
+    """Ask a worker that is long silent for its place, and say whether a compiler is at work."""
+    _ask_for_place(running)
+    return running.vitals.is_compiling
 
 
-def _ended(process: int, seconds: float) -> bool:
-    """Wait for a process to end without reaping it, so that its number stays taken."""
-    deadline = time.monotonic() + seconds
-    while os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.005)
-    return True
+def _ask_for_place(running: _Running) -> None:
+    """Ask a worker where it is, and wait until it has told, or will not."""
+    before = running.vitals.report_size
+    ask_for_place(running.process.pid)
+    deadline = time.monotonic() + _SECONDS_FOR_PLACE
+    while running.vitals.report_size == before and time.monotonic() < deadline:
+        time.sleep(_SECONDS_TO_REPORT)
+    # The report is written in pieces.
+    time.sleep(_SECONDS_TO_REPORT)
 
 
-def _environment() -> dict[str, str]:
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     # The worker must import this biprop, whether it is installed, on PYTHONPATH, or beside the
     # caller.
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    # What is set already is its user's choice.
+    return {**variables, **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -5,11 +5,15 @@ caller; use `SupervisedJudge` where that matters. The judging itself is
 `biprop.relations.invariance`.
 """
 
+import torch
+
 from biprop.case import Case, Dtype
 from biprop.data.recipe import Point
+from biprop.errors import DeviceError
+from biprop.execution.device import is_lost, on_device
 from biprop.execution.nonzeros import nonzeros_of
 from biprop.generation.space import Direction
-from biprop.judgment import Outcome
+from biprop.judgment import Outcome, Verdict
 from biprop.operators import Kernel
 from biprop.relations import JUDGE_OPTIONS, JudgeOptions
 from biprop.relations.invariance import judge_invariance
@@ -41,19 +45,33 @@ class InProcessJudge:
             BipropError: The device is absent, or the kernel cannot be run; the sentence says why.
         """
         check_device(device)
-        ran = run_simplest(kernel, device=device, dtype=dtype, direction=direction)
+        with on_device(device):
+            ran = run_simplest(kernel, device=device, dtype=dtype, direction=direction)
         self._kernel = kernel
         self._device = device
         self._ledger = Ledger()
+        self._is_lost = False
         self.reference = reference_of(kernel)
         self.description = describe(kernel, device=device, actual_backend=ran)
 
     def judge(self, case: Case, options: JudgeOptions = JUDGE_OPTIONS) -> Outcome:
-        """Return the outcome of one case."""
+        """Return the outcome of one case.
+
+        Raises:
+            DeviceError: An earlier case has cost this process its device.
+        """
         key = case.digest
         outcome = self._ledger.find(key, options)
         if outcome is None:
-            outcome = judge_invariance(self._kernel, case, device=self._device, options=options)
+            if self._is_lost:
+                raise DeviceError(
+                    f"Device {self._device} computes no more for this process, since an earlier "
+                    "case broke it: judge in a worker (`SupervisedJudge`), which is replaced."
+                )
+            with on_device(self._device):
+                outcome = judge_invariance(self._kernel, case, device=self._device, options=options)
+            if outcome.rejected or outcome.verdict is Verdict.CRASHES:
+                self._is_lost = is_lost(torch.device(self._device))
             self._ledger.keep(key, options, outcome)
         return outcome
 

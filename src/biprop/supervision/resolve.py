@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from biprop.case import Dtype
+from biprop.case import Dtype, Execution
 from biprop.errors import (
     BipropError,
     DeviceError,
@@ -20,6 +20,7 @@ from biprop.errors import (
     UsageError,
 )
 from biprop.execution import prepare, run_canonical
+from biprop.execution.device import wait_for
 from biprop.generation.generator import simplest_case
 from biprop.generation.space import Direction, Space
 from biprop.loading import (
@@ -37,6 +38,8 @@ from biprop.signature import parse_signature
 from biprop.supervision.records import Description
 
 __all__ = ["check_device", "describe", "reference_of", "resolve", "run_simplest"]
+
+_AS_BY_DEFAULT = Execution()
 
 
 def resolve(reference: KernelReference, registry: Registry) -> Kernel:
@@ -100,7 +103,14 @@ def describe(kernel: Kernel, *, device: str, actual_backend: str = "") -> Descri
     )
 
 
-def run_simplest(kernel: Kernel, *, device: str, dtype: Dtype, direction: Direction) -> str:
+def run_simplest(
+    kernel: Kernel,
+    *,
+    device: str,
+    dtype: Dtype,
+    direction: Direction,
+    execution: Execution = _AS_BY_DEFAULT,
+) -> str:
     """Run the simplest case once and return what ran; empty where the operator declines it.
 
     Raises:
@@ -119,11 +129,14 @@ def run_simplest(kernel: Kernel, *, device: str, dtype: Dtype, direction: Direct
             declaration=kernel.declaration,
             op_class=kernel.op_class,
             align=kernel.align,
+            execution=execution,
         )
     )
     prepared = prepare(kernel, case, device=device)
     try:
-        return run_canonical(prepared).actual_backend
+        run = run_canonical(prepared)
+        run.settle()
+        wait_for(prepared.device)
     except UnsupportedError:
         return ""
     except BipropError:
@@ -134,6 +147,7 @@ def run_simplest(kernel: Kernel, *, device: str, dtype: Dtype, direction: Direct
             f"The target raised on the simplest case: {message_of(error)}; correct the target, its "
             "signature, --dims or --call."
         ) from error
+    return run.actual_backend
 
 
 def check_device(device: str) -> None:

@@ -13,24 +13,22 @@ from functools import wraps
 import attrs
 import torch
 
-from biprop.case import Json, case_from_data
+from biprop.case import Execution, Json, case_from_data
 from biprop.errors import BipropError
+from biprop.execution.device import is_lost
 from biprop.execution.nonzeros import nonzeros_of
 from biprop.judgment import Cause, Verdict, outcome_to_data
 from biprop.operators import CallValue, Kernel, KernelFunction, KernelReference, Registry
 from biprop.relations import JudgeOptions
 from biprop.relations.invariance import judge_invariance
 from biprop.relations.messages import TargetExitError, message_of
-from biprop.supervision.child import EXIT_PIPES_LOST
+from biprop.supervision.child import EXIT_DEVICE_LOST, EXIT_PIPES_LOST
 from biprop.supervision.messages import CONVERTER, decode, encode, error_to_data
 from biprop.supervision.pipes import Lines, LinesEndError
 from biprop.supervision.resolve import describe, reference_of, resolve, run_simplest
 from biprop.supervision.vitals import VitalsWriter
 
 __all__ = ["serve"]
-
-# Status of a worker that gave its device up; its supervisor has the outcome already.
-EXIT_DEVICE_LOST = 72
 
 
 def serve(registry: Registry, *, lines: Lines, vitals: VitalsWriter, device: str) -> None:
@@ -56,7 +54,7 @@ def serve(registry: Registry, *, lines: Lines, vitals: VitalsWriter, device: str
             message = decode(line)
             if message["do"] == "end":
                 _leave(0)
-            answer = encode(_answer(answers[str(message["do"])], message))
+            answer = encode(_answer(answers[str(message["do"])], message, device=device))
             # Idle: if the process ends now, the next case has no part in it.
             vitals.mark("")
             lines.send(answer)
@@ -68,19 +66,27 @@ def serve(registry: Registry, *, lines: Lines, vitals: VitalsWriter, device: str
 
 
 def _answer(
-    answer: Callable[[dict[str, Json]], dict[str, Json]], message: dict[str, Json]
+    answer: Callable[[dict[str, Json]], dict[str, Json]],
+    message: dict[str, Json],
+    *,
+    device: str,
 ) -> dict[str, Json]:
+    """Return an answer, or the error that came instead; a lost device ends the process."""
+    wrong: BipropError
     try:
         return answer(message)
     except BipropError as error:
-        return {"error": error_to_data(error)}
+        wrong = error
     # A mistake of biprop itself: the whole story to people, a sentence to the supervisor.
     except Exception as error:  # noqa: BLE001  # reported, not swallowed
         traceback.print_exc()
         wrong = BipropError(
             f"The worker itself failed with {message_of(error)}; report it as a bug of biprop."
         )
-        return {"error": error_to_data(wrong)}
+    if is_lost(torch.device(device)):
+        # Whatever the error says, the device is the reason: the stage tells whose fault it was.
+        _leave(EXIT_DEVICE_LOST)
+    return {"error": error_to_data(wrong)}
 
 
 class _Session:
@@ -108,6 +114,7 @@ class _Session:
                 device=self._device,
                 dtype=trial["dtype"],  # type: ignore[arg-type]  # the supervisor's own words
                 direction=trial["direction"],  # type: ignore[arg-type]  # likewise
+                execution=CONVERTER.structure(trial["execution"], Execution),
             )
         self._kernels.append(contained)
         description = describe(kernel, device=self._device, actual_backend=ran)
@@ -126,18 +133,18 @@ class _Session:
             kernel, case, device=self._device, options=options, on_stage=self._vitals.mark
         )
         if outcome.rejected or outcome.verdict is Verdict.CRASHES:
-            self.device_is_lost = _is_lost(self._device)
-            if self.device_is_lost and outcome.rejected:
-                # What costs the device is a crash, whichever side it happened on.
-                cause = Cause(verdict=Verdict.CRASHES, direction=case.direction)
-                outcome = attrs.evolve(
-                    outcome,
-                    verdict=Verdict.CRASHES,
-                    cause=cause,
-                    message=f"The device was lost in the canonical run: {outcome.rejected}",
-                    rejected="",
-                )
-        return {"outcome": outcome_to_data(outcome)}
+            self.device_is_lost = is_lost(torch.device(self._device))
+        if self.device_is_lost:
+            # What costs the device is a crash, whichever side it happened on.
+            run = f"the {self._vitals.stage} run" if options.careful else "one of the two runs"
+            outcome = attrs.evolve(
+                outcome,
+                verdict=Verdict.CRASHES,
+                cause=outcome.cause or Cause(verdict=Verdict.CRASHES, direction=case.direction),
+                message=f"The device was lost in {run}: {outcome.rejected or outcome.message}",
+                rejected="",
+            )
+        return {"outcome": outcome_to_data(outcome), "device_is_lost": self.device_is_lost}
 
     def nonzeros(self, message: dict[str, Json]) -> dict[str, Json]:
         """List the values of one tensor of a case."""
@@ -171,16 +178,6 @@ def _caught(function: KernelFunction) -> KernelFunction:
             raise TargetExitError(message_of(error)) from None
 
     return contained
-
-
-def _is_lost(device: str) -> bool:
-    """Return whether the device no longer computes, as after an illegal address on CUDA."""
-    if torch.device(device).type == "cpu":
-        return False
-    try:
-        return int(torch.ones(1, device=device).sum().item()) != 1
-    except Exception:  # noqa: BLE001  # any error here has the same meaning
-        return True
 
 
 def _leave(status: int) -> None:

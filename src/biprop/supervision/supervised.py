@@ -11,7 +11,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, Self
 
-from biprop.case import Case, Dtype, Json, canonical_json, case_to_data
+import attrs
+
+from biprop.case import Case, Dtype, Execution, Json, canonical_json, case_to_data
 from biprop.data.recipe import Point
 from biprop.errors import CaseError, TargetError
 from biprop.judgment import Cause, Outcome, Verdict, outcome_from_data
@@ -46,6 +48,7 @@ class SupervisedJudge:
         timeout: float = 60.0,
         dtype: Dtype = "float32",
         direction: Literal["forward", "backward"] = "forward",
+        execution: Execution | None = None,
         command: Sequence[str] = WORKER_COMMAND,
         child: Child | None = None,
         journal: Journal | None = None,
@@ -61,6 +64,7 @@ class SupervisedJudge:
                 much.
             dtype: Of the simplest case.
             direction: Of the simplest case.
+            execution: Switches of the cases to come; None: as they are by default.
             command: What starts a worker.
             child: A worker to share with other judges of the same device, which this judge will not
                 end; None: one of its own.
@@ -71,15 +75,20 @@ class SupervisedJudge:
                 kernel that kills its worker on the simplest case raises nothing: its cases are
                 judged CRASHES.
         """
-        self._child = Child(device=device, command=command) if child is None else child
+        self._child = _child(device, execution, command) if child is None else child
         self._owns_child = child is None
         self._timeout = timeout
         self._journal = journal
         self._ledger = Ledger()
         self._asked: set[tuple[int, str]] = set()
+        self._is_careful = False
         self._opened_in = 0
         self._kernel = 0
-        self._trial = {"dtype": dtype, "direction": direction}
+        self._trial: dict[str, Json] = {
+            "dtype": dtype,
+            "direction": direction,
+            "execution": CONVERTER.unstructure(execution or Execution()),
+        }
         self.reference = reference
         try:
             self.description = self._open(first=True)
@@ -95,7 +104,7 @@ class SupervisedJudge:
         if outcome is None:
             outcome = self._judge(case, text, options)
             if outcome.verdict is Verdict.CRASHES and not self._child.is_running:
-                outcome = self._crash(case, outcome.message, options)
+                outcome = self._crash(case, outcome, options)
             self._ledger.keep(key, options, outcome)
         return outcome
 
@@ -133,7 +142,7 @@ class SupervisedJudge:
         self.close()
 
     def _open(self, *, first: bool = False) -> Description:
-        message = {
+        message: dict[str, Json] = {
             "do": "open",
             "reference": CONVERTER.unstructure(self.reference),
             # A target may be named by a path relative to the folder that this process is in now.
@@ -159,8 +168,9 @@ class SupervisedJudge:
     ) -> Outcome:
         if not self._child.is_running or self._opened_in != self._child.starts:
             self._open()
+        asking = attrs.evolve(options, careful=options.careful or self._is_careful)
         head = encode(
-            {"do": "judge", "kernel": self._kernel, "options": CONVERTER.unstructure(options)}
+            {"do": "judge", "kernel": self._kernel, "options": CONVERTER.unstructure(asking)}
         )
         # The case's text is made already, for the ledger: it is not made twice.
         line = head.rstrip()[:-1] + f',"case":{text}}}\n'.encode()
@@ -181,26 +191,43 @@ class SupervisedJudge:
                 if not error.stage and not is_second:
                     # It died before it began, of what an earlier case left behind.
                     return self._judge(case, text, options, is_second=True)
-                return _crashed(case, f"The target {error.reason}.")
-        return outcome_from_data(answer["outcome"])
+                return _crashed(case, f"The target {error.reason}.", launches=error.launches)
+        outcome = outcome_from_data(answer["outcome"])
+        if not answer["device_is_lost"]:
+            return outcome
+        # Its process ends by itself; nothing more is asked of it.
+        self._child.give_up()
+        if asking.careful:
+            return outcome
+        # The error was seen late, where both runs are waited for. From now on each run is waited
+        # for: a kernel that breaks once breaks again, and each time costs a process.
+        self._is_careful = True
+        again = self._judge(case, text, options)
+        return again if again.verdict is Verdict.CRASHES else outcome
 
-    def _crash(self, case: Case, message: str, options: JudgeOptions) -> Outcome:
+    def _crash(self, case: Case, outcome: Outcome, options: JudgeOptions) -> Outcome:
         """Return CRASHES, its cause non-finite if only a non-finite fill kills the worker."""
         if not has_nonfinite_fill(case):
-            return _crashed(case, message)
+            return outcome
         for fill in FILLS_TRIED:
             milder = with_finite_fill(case, fill)
             try:
-                outcome = self._judge(milder, canonical_json(case_to_data(milder)), options)
+                other = self._judge(milder, canonical_json(case_to_data(milder)), options)
             except CaseError:
                 # This fill is illegal for the kernel.
                 continue
-            if outcome.verdict is Verdict.CRASHES:
-                return _crashed(case, message)
-        return _crashed(case, message, finite=False)
+            if other.verdict is Verdict.CRASHES:
+                return outcome
+        assert outcome.cause is not None, "a crash has a cause"
+        return attrs.evolve(outcome, cause=attrs.evolve(outcome.cause, finite=False))
 
 
-def _crashed(case: Case, message: str, *, finite: bool = True) -> Outcome:
+def _child(device: str, execution: Execution | None, command: Sequence[str]) -> Child:
+    is_deterministic = execution is not None and execution.deterministic_algorithms
+    return Child(device=device, is_deterministic=is_deterministic, command=command)
+
+
+def _crashed(case: Case, message: str, *, launches: int) -> Outcome:
     # What the classes did to the call is known only to the worker that is gone.
-    cause = Cause(verdict=Verdict.CRASHES, direction=case.direction, finite=finite)
-    return Outcome(verdict=Verdict.CRASHES, cause=cause, message=message)
+    cause = Cause(verdict=Verdict.CRASHES, direction=case.direction)
+    return Outcome(verdict=Verdict.CRASHES, cause=cause, message=message, launches=launches)
