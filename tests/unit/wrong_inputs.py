@@ -311,6 +311,7 @@ WRONG_OPTIONS = (
     _option("align-odd", "--align", "3", "3"),
     _option("align-zero", "--align", "0", "0"),
     _option("threads-zero", "--threads", "0", "0"),
+    _option("sdpa-backend-unknown", "--sdpa-backend", "quantum", "quantum"),
     _option("direction-unknown", "--direction", "sideways", "sideways"),
     _option("transforms-unknown", "--transforms", "T0", "T0"),
     _option("examples-zero", "--max-examples", "0", "0"),
