@@ -5,6 +5,10 @@ is there and nothing else. `smallest.json` holds the smallest failing structure 
 `ci/smallest` found it by trying all.
 """
 
+from biprop.kernels.planted.attention import ATTENTION
+from biprop.kernels.planted.attention_gradients import ATTENTION_GRADIENTS
+from biprop.kernels.planted.attention_packed import ATTENTION_PACKED
+from biprop.kernels.planted.attention_rows import ATTENTION_ROWS
 from biprop.kernels.planted.gradients import GRADIENTS
 from biprop.kernels.planted.records import Extent, Mechanism, Planted
 from biprop.kernels.planted.row_wise import ROW_WISE
@@ -13,4 +17,13 @@ from biprop.kernels.planted.tiles import TILES
 
 __all__ = ["PLANTED", "Extent", "Mechanism", "Planted"]
 
-PLANTED: tuple[Planted, ...] = (*ROW_WISE, *SEQUENCE_WISE, *GRADIENTS, *TILES)
+PLANTED: tuple[Planted, ...] = (
+    *ROW_WISE,
+    *SEQUENCE_WISE,
+    *GRADIENTS,
+    *TILES,
+    *ATTENTION,
+    *ATTENTION_ROWS,
+    *ATTENTION_PACKED,
+    *ATTENTION_GRADIENTS,
+)

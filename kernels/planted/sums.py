@@ -13,13 +13,13 @@ __all__ = ["lane_sum", "pairwise_sum", "running_sum", "split_sum"]
 
 def running_sum(values: Tensor) -> Tensor:
     """Return `values [..., n]` summed over the last axis, first to last."""
-    total = (
-        torch.zeros_like(values[..., 0])
-        if values.shape[-1]
-        else values.new_zeros(values.shape[:-1])
-    )
-    for index in range(values.shape[-1]):
-        total = total + values[..., index]
+    if not values.shape[-1]:
+        return values.new_zeros(values.shape[:-1])
+    first, *others = values.unbind(-1)
+    # Every sum starts at zero: one negative zero alone would tell it from another.
+    total = first + 0.0
+    for value in others:
+        total = total + value
     return total
 
 
@@ -42,9 +42,9 @@ def split_sum(values: Tensor, pieces: int) -> Tensor:
 
 def pairwise_sum(values: Tensor) -> Tensor:
     """Return `values [..., n]` summed as a balanced tree of neighbours."""
-    # Every sum starts at zero, as the others do: one negative zero alone would tell them apart.
-    values = values + 0.0
+    values = values + 0.0  # as in running_sum
     while values.shape[-1] > 1:
-        padded = torch.nn.functional.pad(values, (0, values.shape[-1] % 2))
-        values = padded[..., 0::2] + padded[..., 1::2]
+        if values.shape[-1] % 2:
+            values = torch.nn.functional.pad(values, (0, 1))
+        values = values[..., 0::2] + values[..., 1::2]
     return values[..., 0]

@@ -12,7 +12,14 @@ from biprop.kernels.planted import PLANTED, Planted
 from biprop.minimize import cost
 from biprop.minimize.exhaustive import Bounds, designs, in_words, search_smallest, structures
 
-QUICKEST = ["quantise_by_batch", "sum_by_alignment", "masked_sum_by_product", "rotate_by_slot"]
+QUICKEST = [
+    "quantise_by_batch",
+    "sum_by_alignment",
+    "masked_sum_by_product",
+    "rotate_by_slot",
+    "causal_dropped_at_one_query",
+    "start_lost_at_one_query",
+]
 
 
 def planted_by(name: str) -> Planted:
@@ -89,6 +96,23 @@ def test_structures_have_every_class() -> None:
     }
 
 
+def test_structures_of_attention_have_what_only_contexts_have() -> None:
+    """Queries are cut at tokens, one alone too; contexts are padded alone; rows are packed."""
+    found = [
+        data
+        for case in cases_within(
+            "dead_keys_times_zero", Bounds(slots=9, dims={"D": 1, "H": 1}, sequences=1, length=3)
+        )
+        for data in case.transforms
+    ]
+    cuts = {data.values["cuts"] for data in found if data.name == "SplitBatch"}
+    alone = {data.values["side"] for data in found if data.values.get("contexts_only")}
+
+    assert {(1,), (2,), (1, 2)} <= cuts
+    assert alone == {"left", "right"}
+    assert any(data.name == "PackRows" for data in found)
+
+
 def test_first_failing_structure_is_returned() -> None:
     """Of two structures that fail, the cheaper is found, and those before it were tried."""
     space = space_of(planted_by("scale_by_row"), "float32")
@@ -133,10 +157,16 @@ def test_exhausted_bounds_are_said() -> None:
     assert found.runs == sum(len(list(designs(space.signature, case))) for case in tried)
 
 
-def test_designs_change_nothing_but_data() -> None:
+@pytest.mark.parametrize(
+    ("name", "dims", "length"),
+    [("linear_gemv", {"K": 5, "N": 2}, 1), ("tile_by_longest_query", {"H": 1, "D": 1}, 5)],
+)
+def test_designs_change_nothing_but_data(name: str, dims: dict[str, int], length: int) -> None:
     """All designs of a structure have its cost without data, and are legal."""
-    space = space_of(planted_by("linear_gemv"), "float32")
-    plain = attrs.evolve(simplest_case(space), dims={"K": 5, "N": 2})
+    space = space_of(planted_by(name), "float32")
+    simplest = simplest_case(space)
+    sequences = (attrs.evolve(simplest.sequences[0], length=length),)
+    plain = attrs.evolve(simplest, dims=dims, sequences=sequences)
     made = list(designs(space.signature, plain))
     wanted = cost(space.signature, plain).structure
 

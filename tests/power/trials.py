@@ -20,6 +20,7 @@ from biprop.minimize import Minimised, minimise
 from biprop.operators import Kernel
 from biprop.relations import JudgeOptions
 from biprop.relations.invariance import judge_invariance
+from biprop.signature.roles import has_contexts
 from biprop.transforms import class_of, transforms_of
 
 __all__ = [
@@ -38,6 +39,10 @@ torch.set_num_threads(1)
 # Cases of few and short sums, where many are needed and none should take long; an interpreted
 # kernel needs a millisecond a row.
 SMALL = attrs.evolve(LIMITS["interpreter"], tokens_max=40, dim_max=64, dim_sequence_max=16)
+# Attention sums over the tokens of a sequence once for each of its queries.
+SHORT = attrs.evolve(
+    SMALL, length_max=8, watched_max=2, sequences_max=4, padding_max=3, dim_sequence_max=8
+)
 TINY = attrs.evolve(SMALL, tokens_max=6, length_max=4, watched_max=1, dim_max=12, padding_max=2)
 
 
@@ -46,6 +51,9 @@ def space_of(
 ) -> Space:
     """Return what is drawn for a planted kernel and for its twin."""
     kernel = planted.kernel()
+    limits = LIMITS["cpu"]
+    if is_small:
+        limits = SHORT if has_contexts(kernel.signature) else SMALL
     return Space(
         signature=kernel.signature,
         restrictions=kernel.restrictions,
@@ -53,7 +61,7 @@ def space_of(
         direction=planted.direction,
         classes=wanted_classes(classes),
         constants=source_constants(kernel.function),
-        limits=TINY if planted.interpreted else SMALL if is_small else LIMITS["cpu"],
+        limits=TINY if planted.interpreted else limits,
     )
 
 

@@ -25,11 +25,13 @@ from biprop.minimize.cost import Cost, cost
 from biprop.minimize.edits import with_recipe
 from biprop.sequence import LogicalSequence
 from biprop.signature import Signature
+from biprop.signature.roles import has_contexts, roles_of
 from biprop.transforms import (
     AddDeadRows,
     AddNeighbours,
     GatherActive,
     MoveStorage,
+    PackRows,
     PadSlots,
     PermuteRows,
     PlaceWatched,
@@ -156,7 +158,7 @@ def _levels(
             data=dict.fromkeys(data, _ONES),
             policy_state=dict.fromkeys(parameters, _ONES),
         )
-        for case in _surroundings(plain, bounds):
+        for case in _surroundings(signature, plain, bounds):
             found = cost(signature, case)
             if found.slots <= bounds.slots and found.transforms <= bounds.transforms:
                 levels.setdefault(found.slots, []).append(case)
@@ -182,19 +184,19 @@ def _distinct(signature: Signature, cases: list[Case]) -> list[Case]:
     return kept
 
 
-def _surroundings(plain: Case, bounds: Bounds) -> Iterator[Case]:
+def _surroundings(signature: Signature, plain: Case, bounds: Bounds) -> Iterator[Case]:
     """Yield sequences with compositions, some of them illegal, duplicates of one cost included."""
     lengths = range(1, bounds.length + 1)
     for count in range(1, bounds.sequences + 1):
         for chosen in product(lengths, repeat=count):
-            tokens = sum(chosen)
-            if tokens > bounds.slots:
-                continue
             sequences = tuple(
                 LogicalSequence(id=index, length=length) for index, length in enumerate(chosen)
             )
             case = attrs.evolve(plain, sequences=sequences)
-            for composition in _compositions(bounds, tokens):
+            room = bounds.slots - cost(signature, case).slots
+            if room < 0:
+                continue
+            for composition in _compositions(signature, bounds, room):
                 transforms = tuple(map(transform_to_data, composition))
                 placed = attrs.evolve(case, transforms=transforms)
                 yield placed
@@ -202,9 +204,13 @@ def _surroundings(plain: Case, bounds: Bounds) -> Iterator[Case]:
                     yield from _with_prompts(placed)
 
 
-def _compositions(bounds: Bounds, tokens: int) -> Iterator[tuple[Transform, ...]]:
-    room = bounds.slots - tokens
-    alone = tuple(chain(_padding(room), _schedule(bounds), _elsewhere()))
+def _compositions(
+    signature: Signature, bounds: Bounds, room: int
+) -> Iterator[tuple[Transform, ...]]:
+    cut = _schedule(bounds.slots)
+    if has_contexts(signature):
+        cut = chain(_schedule(bounds.length), _of_contexts(bounds, room))
+    alone = tuple(chain(_padding(room), cut, _elsewhere()))
     for count in (None, *range(room + 1)):
         population = () if count is None else (AddNeighbours(count=count),)
         options = alone if count is None else (*_around(bounds, count), *alone)
@@ -234,8 +240,8 @@ def _padding(room: int) -> Iterator[Transform]:
             yield AddDeadRows(count=count, fill=fill)
 
 
-def _schedule(bounds: Bounds) -> Iterator[Transform]:
-    for cut in range(1, bounds.slots):
+def _schedule(end: int) -> Iterator[Transform]:
+    for cut in range(1, end):
         yield SplitBatch(cuts=(cut,))
 
 
@@ -245,6 +251,19 @@ def _elsewhere() -> Iterator[Transform]:
     yield MoveStorage(offset=1)
     yield MoveStorage(gap=1)
     yield MoveStorage(transposed=True)
+
+
+def _of_contexts(bounds: Bounds, room: int) -> Iterator[Transform]:
+    """Yield what only queries and contexts have."""
+    for amount in range(1, room + 1):
+        for fill in ("zero", "nan"):
+            yield PadSlots(amount=amount, contexts_only=True, fill=fill)
+            yield PadSlots(side="left", amount=amount, contexts_only=True, fill=fill)
+    # A query alone, between two others.
+    for token in range(1, bounds.length - 1):
+        yield SplitBatch(cuts=(token, token + 1))
+    for per_row in (2, 3):
+        yield PackRows(per_row=per_row)
 
 
 def _with_prompts(case: Case) -> Iterator[Case]:
@@ -265,20 +284,32 @@ def designs(signature: Signature, structure: Case) -> Iterator[Case]:
 
     Over each axis along which a tensor of tokens may be summed: three listed numbers that cancel
     (at six places), drawn values that cancel (`swamp`, `pairs`), and one large number first or last
-    in a crowd of ones; at last normal values.
+    in a crowd of ones; at last normal values. Where keys weigh what is summed, all of it once with
+    equal keys and once with a key that outweighs the others.
     """
-    for name, axis, size in _axes(signature, structure):
-        for places in _triples(size):
-            yield _listed(structure, name, axis, tuple(zip(places, _CANCELLING, strict=True)))
-        paired = {axis: Pairing(role="own")}
-        for kind in ("swamp", "pairs"):
-            yield with_recipe(structure, name, Recipe(kind=kind, pairing=paired))
-        for place in dict.fromkeys((0, size - 1)):
-            yield _listed(structure, name, axis, ((None, 1.0), (place, _PEAK)))
+    for base, peaked in _bases(signature, structure):
+        for name, axis, size in _axes(signature, structure):
+            if name == peaked:
+                continue
+            for places in _triples(size):
+                yield _listed(base, name, axis, tuple(zip(places, _CANCELLING, strict=True)))
+            paired = {axis: Pairing(role="own")}
+            for kind in ("swamp", "pairs"):
+                yield with_recipe(base, name, Recipe(kind=kind, pairing=paired))
+            for place in dict.fromkeys((0, size - 1)):
+                yield _listed(base, name, axis, ((None, 1.0), (place, _PEAK)))
     normal = structure
     for name in (*structure.data, *structure.policy_state):
         normal = with_recipe(normal, name, Recipe(kind="normal"))
     yield normal
+
+
+def _bases(signature: Signature, structure: Case) -> Iterator[tuple[Case, str]]:
+    """Yield a structure as it is, and with a first key that takes all the weight; its name."""
+    yield structure, ""
+    if has_contexts(signature) and any(item.length > 1 for item in structure.sequences):
+        for key in roles_of(signature).keys[:1]:
+            yield _listed(structure, key.name, TOKENS, ((None, 1.0), (0, _PEAK))), key.name
 
 
 def _axes(signature: Signature, structure: Case) -> Iterator[tuple[str, str, int]]:
@@ -286,6 +317,10 @@ def _axes(signature: Signature, structure: Case) -> Iterator[tuple[str, str, int
     tensors, _ = recipes_needed(signature, structure.judged)
     lengths = dict.fromkeys(sequence.length for sequence in structure.sequences)
     over_tokens = signature.sequence_wise or structure.judged == "parameter_gradients"
+    if has_contexts(signature) and structure.judged == "outputs":
+        # Queries are summed over their features alone.
+        queries = {item.name for item in roles_of(signature).queries}
+        tensors = {name: item for name, item in tensors.items() if name not in queries}
     for name, argument in tensors.items():
         free = [(dim.text, dim.size(structure.dims)) for dim in argument.free_dims[-1:]]
         for axis, size in [(TOKENS, length) for length in lengths] if over_tokens else free:
