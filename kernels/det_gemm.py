@@ -12,12 +12,13 @@ from torch import Tensor
 from biprop.kernels.deferred import deferred
 from biprop.kernels.tiles import (
     PANEL_WIDTH,
-    ROW_COUNT,
-    block_of_rows,
-    panel_count,
+    block_groups,
+    blocks_of_rows,
+    padded,
+    panel_across,
+    row_count,
     row_panels,
     tile_of_rows,
-    tile_starts,
     token_blocks,
     weight_panels,
 )
@@ -60,7 +61,7 @@ def forward(x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         `[T, N]` of the dtype of `x`.
     """
-    return _rows_times_panels(x, weight_panels(weight.t()), width=weight.shape[0])
+    return _rows_times(x, weight.t())
 
 
 def backward(
@@ -86,40 +87,47 @@ def backward(
     Returns:
         `dx`, `[T, K]` of the dtype of `x`.
     """
-    output_count, input_count = weight.shape
-    dx = _rows_times_panels(dy, weight_panels(weight), width=input_count)
+    dx = _rows_times(dy, weight)
     slots, blocks = token_blocks(offsets, order, position)
-    for block in blocks:
-        dy_panels = row_panels(block_of_rows(dy, slots, block, width=_padded(output_count)))
-        x_panels = row_panels(block_of_rows(x, slots, block, width=_padded(input_count)))
-        for row, dy_RP in enumerate(dy_panels):
-            for column, x_RP in enumerate(x_panels):
-                down, across = row * PANEL_WIDTH, column * PANEL_WIDTH
-                corner = dweight[down : down + PANEL_WIDTH, across : across + PANEL_WIDTH]
-                part_PP = dy_RP.t() @ x_RP
-                corner += part_PP[: corner.shape[0], : corner.shape[1]]
+    for group in block_groups(blocks, width=max(padded(size) for size in weight.shape)):
+        rows, columns = (
+            blocks_of_rows(side, slots, group, width=padded(side.shape[1])) for side in (dy, x)
+        )
+        for dy_RN, x_RK in zip(rows, columns, strict=True):
+            _add_product(dweight, dy_RN, x_RK)
     return dx
 
 
-def _rows_times_panels(rows_TD: Tensor, panels: Tensor, *, width: int) -> Tensor:
-    """Multiply rows by a matrix cut into panels `[D panels, width panels, P, P]`."""
+def _add_product(dweight: Tensor, dy_RN: Tensor, x_RK: Tensor) -> None:
+    """Add what one block gives to the gradient, panel by panel."""
+    down, across = (panel_across(side.device, side.shape[1]) for side in (dy_RN, x_RK))
+    for row, dy_RP in enumerate(row_panels(dy_RN, down)):
+        for column, x_RP in enumerate(row_panels(x_RK, across)):
+            top, left = row * down, column * across
+            corner = dweight[top : top + down, left : left + across]
+            part = dy_RP.t() @ x_RP
+            corner += part[: corner.shape[0], : corner.shape[1]]
+
+
+def _rows_times(rows_TD: Tensor, weight_DE: Tensor) -> Tensor:
+    """Multiply rows by a matrix on tiles and panels of fixed shape."""
+    depth, width = weight_DE.shape
+    across = panel_across(rows_TD.device, width)
+    panels = weight_panels(weight_DE, across)
+    rows = row_count(rows_TD.device, padded(max(depth, width)))
     out = torch.empty((len(rows_TD), width), dtype=rows_TD.dtype, device=rows_TD.device)
-    for start in tile_starts(len(rows_TD)):
-        tile_RD = tile_of_rows(rows_TD, start, width=len(panels) * PANEL_WIDTH)
+    for start in range(0, len(rows_TD), rows):
+        tile_RD = tile_of_rows(rows_TD, start, rows=rows, width=padded(depth))
         sums = [
-            torch.zeros((ROW_COUNT, PANEL_WIDTH), dtype=torch.float32, device=rows_TD.device)
+            torch.zeros((rows, across), dtype=torch.float32, device=rows_TD.device)
             for _ in range(panels.shape[1])
         ]
-        for tile_RP, panels_across in zip(row_panels(tile_RD), panels, strict=True):
-            for column, panel_PP in enumerate(panels_across):
-                sums[column] += tile_RP @ panel_PP
-        count = min(ROW_COUNT, len(rows_TD) - start)
+        for tile_RP, panels_across in zip(row_panels(tile_RD, PANEL_WIDTH), panels, strict=True):
+            for column, panel_PW in enumerate(panels_across):
+                sums[column] += tile_RP @ panel_PW
+        count = min(rows, len(rows_TD) - start)
         out[start : start + count] = torch.cat(sums, dim=1).to(rows_TD.dtype)[:count, :width]
     return out
-
-
-def _padded(size: int) -> int:
-    return panel_count(size) * PANEL_WIDTH
 
 
 _TRITON = "biprop.kernels.det_gemm_triton"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from biprop.kernels.deferred import deferred
-from biprop.kernels.tiles import ROW_COUNT, halving_sum, tile_of_rows, tile_starts
+from biprop.kernels.tiles import halving_sum, row_count, tile_of_rows
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
 
@@ -57,15 +57,16 @@ def forward(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     token_count = len(logits)
     logp_T = torch.empty(token_count, dtype=torch.float32, device=logits.device)
     lse_T = torch.empty(token_count, dtype=torch.float32, device=logits.device)
-    for start in tile_starts(token_count):
-        tile_RV = _tile_of_logits(logits, start)
-        target_R = _tile_of_targets(target, start)
+    rows = row_count(logits.device, logits.shape[1])
+    for start in range(0, token_count, rows):
+        tile_RV = _tile_of_logits(logits, start, rows)
+        target_R = _tile_of_targets(target, start, rows)
         largest_R1 = tile_RV.amax(dim=1, keepdim=True)
         shift_R1 = torch.where(largest_R1.isinf(), 0.0, largest_R1)
         sum_R = halving_sum(torch.exp(tile_RV - shift_R1), 1)
         lse_R = shift_R1[:, 0] + torch.log(sum_R)
         logp_R = tile_RV.gather(1, target_R[:, None])[:, 0] - lse_R
-        count = min(ROW_COUNT, token_count - start)
+        count = min(rows, token_count - start)
         logp_T[start : start + count] = logp_R[:count]
         lse_T[start : start + count] = lse_R[:count]
     return logp_T, lse_T
@@ -86,28 +87,29 @@ def backward(dlogp: Tensor, logits: Tensor, target: Tensor, lse: Tensor) -> Tens
     token_count, vocabulary = logits.shape
     dlogits = torch.empty((token_count, vocabulary), dtype=logits.dtype, device=logits.device)
     dlogp_T1, lse_T1 = dlogp.reshape(-1, 1), lse.reshape(-1, 1)
-    for start in tile_starts(token_count):
-        tile_RV = _tile_of_logits(logits, start)
-        share_RV = torch.exp(tile_RV - tile_of_rows(lse_T1, start, width=1))
+    rows = row_count(logits.device, logits.shape[1])
+    for start in range(0, token_count, rows):
+        tile_RV = _tile_of_logits(logits, start, rows)
+        share_RV = torch.exp(tile_RV - tile_of_rows(lse_T1, start, rows=rows, width=1))
         token_V = torch.arange(tile_RV.shape[1], device=logits.device)
-        is_target_RV = token_V == _tile_of_targets(target, start)[:, None]
+        is_target_RV = token_V == _tile_of_targets(target, start, rows)[:, None]
         gradient_RV = torch.where(is_target_RV, 1.0 - share_RV, -share_RV)
-        gradient_RV = gradient_RV * tile_of_rows(dlogp_T1, start, width=1)
-        count = min(ROW_COUNT, token_count - start)
+        gradient_RV = gradient_RV * tile_of_rows(dlogp_T1, start, rows=rows, width=1)
+        count = min(rows, token_count - start)
         rounded_RV = gradient_RV.to(logits.dtype)
         dlogits[start : start + count] = rounded_RV[:count, :vocabulary]
     return dlogits
 
 
-def _tile_of_logits(logits: Tensor, start: int) -> Tensor:
+def _tile_of_logits(logits: Tensor, start: int, rows: int) -> Tensor:
     width = -(-logits.shape[1] // WIDTH_STEP) * WIDTH_STEP
-    return tile_of_rows(logits, start, width=width, fill=-torch.inf)
+    return tile_of_rows(logits, start, rows=rows, width=width, fill=-torch.inf)
 
 
-def _tile_of_targets(target: Tensor, start: int) -> Tensor:
-    tile_R = torch.zeros(ROW_COUNT, dtype=torch.int64, device=target.device)
-    rows = target[start : start + ROW_COUNT]
-    tile_R[: len(rows)] = rows
+def _tile_of_targets(target: Tensor, start: int, rows: int) -> Tensor:
+    tile_R = torch.zeros(rows, dtype=torch.int64, device=target.device)
+    found = target[start : start + rows]
+    tile_R[: len(found)] = found
     return tile_R
 
 

@@ -7,17 +7,19 @@ Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019
 Shapes: T packed tokens, H features, R rows of a tile; the padded form has `[B, S]` for `[T]`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from biprop.kernels.deferred import deferred
 from biprop.kernels.tiles import (
-    ROW_COUNT,
     TokenBlock,
-    block_of_rows,
+    block_groups,
+    blocks_of_rows,
     halving_sum,
+    row_count,
     tile_of_rows,
-    tile_starts,
     token_blocks,
 )
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
@@ -64,13 +66,14 @@ def forward(x: Tensor, weight: Tensor, *, eps: float = EPS) -> tuple[Tensor, Ten
     weight_H = weight.float()
     y_TH = torch.empty(x_TH.shape, dtype=x.dtype, device=x.device)
     rstd_T = torch.empty(len(x_TH), dtype=torch.float32, device=x.device)
-    for start in tile_starts(len(x_TH)):
-        tile_RH = tile_of_rows(x_TH, start, width=width)
+    rows = row_count(x.device, width)
+    for start in range(0, len(x_TH), rows):
+        tile_RH = tile_of_rows(x_TH, start, rows=rows, width=width)
         # A square root and a division are exact to half an ulp everywhere; rsqrt differs between
         # the vector body and the scalar tail of a loop.
         rstd_R = 1.0 / torch.sqrt(halving_sum(tile_RH * tile_RH, 1) / width + eps)
         y_RH = (tile_RH * rstd_R[:, None] * weight_H).to(x.dtype)
-        count = min(ROW_COUNT, len(x_TH) - start)
+        count = min(rows, len(x_TH) - start)
         y_TH[start : start + count] = y_RH[:count]
         rstd_T[start : start + count] = rstd_R[:count]
     return y_TH.view(x.shape), rstd_T.view(x.shape[:-1])
@@ -108,27 +111,30 @@ def backward(
     x_TH, dy_TH, rstd_T1 = x.reshape(-1, width), dy.reshape(-1, width), rstd.reshape(-1, 1)
     weight_H = weight.float()
     dx_TH = torch.empty(x_TH.shape, dtype=x.dtype, device=x.device)
-    for start in tile_starts(len(x_TH)):
-        rstd_R1 = tile_of_rows(rstd_T1, start, width=1)
-        xhat_RH = tile_of_rows(x_TH, start, width=width) * rstd_R1
-        gradient_RH = tile_of_rows(dy_TH, start, width=width) * weight_H
+    rows = row_count(x.device, width)
+    for start in range(0, len(x_TH), rows):
+        rstd_R1 = tile_of_rows(rstd_T1, start, rows=rows, width=1)
+        xhat_RH = tile_of_rows(x_TH, start, rows=rows, width=width) * rstd_R1
+        gradient_RH = tile_of_rows(dy_TH, start, rows=rows, width=width) * weight_H
         mean_R1 = (halving_sum(gradient_RH * xhat_RH, 1) / width)[:, None]
         dx_RH = (rstd_R1 * (gradient_RH - xhat_RH * mean_R1)).to(x.dtype)
-        count = min(ROW_COUNT, len(x_TH) - start)
+        count = min(rows, len(x_TH) - start)
         dx_TH[start : start + count] = dx_RH[:count]
     slots, blocks = token_blocks(offsets, order, position)
-    for block in blocks:
-        dweight += _block_gradient(dy_TH, x_TH, rstd_T1, slots, block)
+    for group in block_groups(blocks, width=width):
+        for part_H in _block_gradients(dy_TH, x_TH, rstd_T1, slots, group):
+            dweight += part_H
     return dx_TH.view(x.shape)
 
 
-def _block_gradient(
-    dy_TH: Tensor, x_TH: Tensor, rstd_T1: Tensor, slots: Tensor, block: TokenBlock
+def _block_gradients(
+    dy_TH: Tensor, x_TH: Tensor, rstd_T1: Tensor, slots: Tensor, blocks: Sequence[TokenBlock]
 ) -> Tensor:
+    """Return the gradient of each block, `[B, H]`."""
     width = x_TH.shape[1]
-    xhat = block_of_rows(x_TH, slots, block, width=width)
-    xhat = xhat * block_of_rows(rstd_T1, slots, block, width=1)
-    return halving_sum(block_of_rows(dy_TH, slots, block, width=width) * xhat, 0)
+    xhat = blocks_of_rows(x_TH, slots, blocks, width=width)
+    xhat = xhat * blocks_of_rows(rstd_T1, slots, blocks, width=1)
+    return halving_sum(blocks_of_rows(dy_TH, slots, blocks, width=width) * xhat, 1)
 
 
 _TRITON = "biprop.kernels.rms_norm_triton"

@@ -1,15 +1,18 @@
 """Tiles of fixed shape: how the torch backends keep a token's bits whatever the batch.
 
 A library chooses its algorithm by the shape, the strides and the address of its arguments. Here
-these never change: rows are copied into fresh, contiguous, zero-filled tiles of `ROW_COUNT` rows,
-products are taken between panels of one shape only, and long sums are halvings made of elementwise
-additions, which IEEE arithmetic fixes. The Triton backends have tiles of their own and use nothing
-of this module.
+these follow the free dimensions and the device alone: rows are copied into fresh, contiguous,
+zero-filled tiles of `row_count` rows, products are taken between panels of one shape only, and long
+sums are halvings made of elementwise additions, which IEEE arithmetic fixes. The Triton backends
+have tiles of their own and use nothing of this module.
 
-Shapes: N tokens, D free dimension, R rows of a tile, P width of a panel.
+A CPU pays for the elements of a tile, a GPU for the call: so there tiles are large and panels wide.
+
+Shapes: N tokens, D free dimension, R rows of a tile, P width of a panel, W that of a panel across,
+B blocks of tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import attrs
@@ -21,12 +24,15 @@ __all__ = [
     "PANEL_WIDTH",
     "ROW_COUNT",
     "TokenBlock",
-    "block_of_rows",
+    "block_groups",
+    "blocks_of_rows",
     "halving_sum",
+    "padded",
+    "panel_across",
     "panel_count",
+    "row_count",
     "row_panels",
     "tile_of_rows",
-    "tile_starts",
     "token_blocks",
     "weight_panels",
 ]
@@ -37,6 +43,9 @@ ROW_COUNT = 16
 PANEL_WIDTH = 64
 # Tokens of a sequence whose contributions to a parameter's gradient are added before they join it.
 BLOCK_COUNT = 16
+# Elements of a tile on a GPU, and of the blocks that are summed at once.
+_ELEMENTS_MAX = 1 << 22
+_ROW_COUNT_MAX = 1 << 13
 
 
 @attrs.frozen(kw_only=True)
@@ -54,41 +63,62 @@ class TokenBlock:
     place: int
 
 
-def tile_starts(token_count: int) -> range:
-    """Return the first row of each tile of `token_count` rows."""
-    return range(0, token_count, ROW_COUNT)
+def row_count(device: torch.device, width: int) -> int:
+    """Return the rows of a tile on a device, given the widest free dimension."""
+    if device.type == "cpu":
+        return ROW_COUNT
+    return max(ROW_COUNT, min(_ROW_COUNT_MAX, _ELEMENTS_MAX // width))
 
 
-def tile_of_rows(values_ND: Tensor, start: int, *, width: int, fill: float = 0.0) -> Tensor:
-    """Copy the rows from `start` on into a fresh float32 tile `[ROW_COUNT, width]`.
+def tile_of_rows(
+    values_ND: Tensor, start: int, *, rows: int, width: int, fill: float = 0.0
+) -> Tensor:
+    """Copy the rows from `start` on into a fresh float32 tile `[rows, width]`.
 
     Args:
         values_ND: Any float dtype, any strides.
         start: First row; what lies past the last row is `fill`.
+        rows: Of the tile.
         width: At least D; what lies past D is `fill`.
         fill: What the rest of the tile holds.
     """
-    tile_RD = torch.full((ROW_COUNT, width), fill, dtype=torch.float32, device=values_ND.device)
-    rows = values_ND[start : start + ROW_COUNT]
-    tile_RD[: rows.shape[0], : rows.shape[1]] = rows
+    tile_RD = torch.full((rows, width), fill, dtype=torch.float32, device=values_ND.device)
+    rows_ND = values_ND[start : start + rows]
+    tile_RD[: rows_ND.shape[0], : rows_ND.shape[1]] = rows_ND
     return tile_RD
 
 
-def block_of_rows(values_ND: Tensor, slots: Tensor, block: TokenBlock, *, width: int) -> Tensor:
-    """Copy the tokens of a block into a fresh float32 tile `[BLOCK_COUNT, width]`, zeros elsewhere.
+def block_groups(blocks: Sequence[TokenBlock], *, width: int) -> Iterator[Sequence[TokenBlock]]:
+    """Cut blocks into groups that may be held at once; each block keeps its own sum."""
+    count = max(1, _ELEMENTS_MAX // (BLOCK_COUNT * width))
+    for start in range(0, len(blocks), count):
+        yield blocks[start : start + count]
+
+
+def blocks_of_rows(
+    values_ND: Tensor, slots: Tensor, blocks: Sequence[TokenBlock], *, width: int
+) -> Tensor:
+    """Copy the tokens of blocks into fresh float32 `[B, BLOCK_COUNT, width]`, zeros elsewhere.
 
     A dead row is never read, so that no factor has to silence it: a NaN times zero is NaN.
 
     Args:
         values_ND: Any float dtype, any strides, N slots.
         slots: int64, the slot of each live token in logical order.
-        block: Which of them.
+        blocks: Consecutive ones of `token_blocks`, at least one.
         width: At least D.
     """
-    tile = torch.zeros((BLOCK_COUNT, width), dtype=torch.float32, device=values_ND.device)
-    rows = values_ND.index_select(0, slots[block.start : block.stop])
-    tile[block.place : block.place + rows.shape[0], : rows.shape[1]] = rows
-    return tile
+    shape = (len(blocks) * BLOCK_COUNT, width)
+    tile = torch.zeros(shape, dtype=torch.float32, device=values_ND.device)
+    rows_ND = values_ND.index_select(0, slots[blocks[0].start : blocks[-1].stop])
+    places = torch.cat(
+        [
+            torch.arange(block.stop - block.start) + (index * BLOCK_COUNT + block.place)
+            for index, block in enumerate(blocks)
+        ]
+    ).to(values_ND.device)
+    tile[:, : rows_ND.shape[1]].index_copy_(0, places, rows_ND.float())
+    return tile.view(len(blocks), BLOCK_COUNT, width)
 
 
 def halving_sum(values: Tensor, dim: int) -> Tensor:
@@ -116,21 +146,28 @@ def halving_sum(values: Tensor, dim: int) -> Tensor:
     return rest.squeeze(dim)
 
 
-def row_panels(tile_RD: Tensor) -> Tensor:
-    """Cut a tile `[R, panels * PANEL_WIDTH]` into contiguous panels `[panels, R, PANEL_WIDTH]`."""
-    row_count, width = tile_RD.shape
-    return tile_RD.view(row_count, width // PANEL_WIDTH, PANEL_WIDTH).transpose(0, 1).contiguous()
+def panel_across(device: torch.device, width: int) -> int:
+    """Return the width of the panels that a padded `width` is cut into, where nothing is summed."""
+    return PANEL_WIDTH if device.type == "cpu" else padded(width)
 
 
-def weight_panels(weight_ND: Tensor) -> Tensor:
-    """Copy a matrix into contiguous float32 panels `[N panels, D panels, P, P]`, zeros past it."""
-    row_count, width = weight_ND.shape
-    down, across = panel_count(row_count), panel_count(width)
-    whole = torch.zeros(
-        (down * PANEL_WIDTH, across * PANEL_WIDTH), dtype=torch.float32, device=weight_ND.device
-    )
-    whole[:row_count, :width] = weight_ND
-    cut = whole.view(down, PANEL_WIDTH, across, PANEL_WIDTH)
+def row_panels(tile_RD: Tensor, panel: int) -> Tensor:
+    """Cut a tile `[R, panels * panel]` into contiguous panels `[panels, R, panel]`."""
+    rows, width = tile_RD.shape
+    return tile_RD.view(rows, width // panel, panel).transpose(0, 1).contiguous()
+
+
+def weight_panels(weight_ND: Tensor, across: int) -> Tensor:
+    """Copy a matrix into contiguous float32 panels `[N panels, D panels, P, W]`, zeros past it.
+
+    Args:
+        weight_ND: Any float dtype, any strides; products are summed over N.
+        across: W, a divisor of the padded D.
+    """
+    rows, width = weight_ND.shape
+    whole = torch.zeros((padded(rows), padded(width)), dtype=torch.float32, device=weight_ND.device)
+    whole[:rows, :width] = weight_ND
+    cut = whole.view(panel_count(rows), PANEL_WIDTH, padded(width) // across, across)
     return cut.transpose(1, 2).contiguous()
 
 
@@ -163,6 +200,11 @@ def token_blocks(
 def panel_count(size: int) -> int:
     """Return how many panels cover `size`."""
     return -(-size // PANEL_WIDTH)
+
+
+def padded(size: int) -> int:
+    """Return `size` up to the next multiple of a panel's width."""
+    return panel_count(size) * PANEL_WIDTH
 
 
 def _position_blocks(

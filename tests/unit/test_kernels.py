@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 import torch
+from tests.unit import kernel_trials
 from tests.unit.kernel_trials import (
     BACKENDS,
     DET_GEMM,
@@ -28,13 +29,14 @@ from tests.unit.kernel_trials import (
     normal,
     place,
     run_det_gemm,
+    run_logp,
     run_rms_norm,
     tensors_of,
     wide,
 )
 from torch import Tensor
 
-from biprop.kernels import OPERATORS, tiles
+from biprop.kernels import OPERATORS, det_gemm, logp, rms_norm, tiles
 from biprop.kernels.native_linear import OPERATOR as NATIVE_LINEAR
 from biprop.kernels.native_sdpa import OPERATOR as NATIVE_SDPA
 from biprop.operators import Operator, Registry
@@ -347,12 +349,34 @@ class TestTiles:
         """Panels laid out again are the matrix, padded with zeros."""
 
         weight = normal(70, 130, dtype=torch.float32)
-        panels = tiles.weight_panels(weight)
+        panels = tiles.weight_panels(weight, tiles.PANEL_WIDTH)
         assert panels.shape == (2, 3, 64, 64)
         whole = panels.transpose(1, 2).reshape(128, 192)
         assert all_same(whole[:70, :130], weight)
         assert not whole[70:].any()
         assert not whole[:, 130:].any()
+        (wide_panels,) = tiles.weight_panels(weight, tiles.padded(130)).unbind(1)
+        assert all_same(wide_panels.reshape(128, 192), whole)
+
+    @pytest.mark.parametrize("run", [run_rms_norm, run_det_gemm, run_logp])
+    def test_the_tiles_of_a_gpu_give_what_those_of_a_cpu_give(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whole numbers add up exactly, or each row keeps its order, so every bit is the same."""
+
+        def whole(*sizes: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+            return normal(*sizes, dtype=dtype, seed=seed).round()
+
+        monkeypatch.setattr(kernel_trials, "wide", whole)
+        layout = in_order([70, 1, 0, 41], starts=[3, 0, 5, 16])
+        x, dy = (whole(112, 150, dtype=torch.float32, seed=seed) for seed in (0, 1))
+        small = run("torch", x, dy, layout)
+        for module in (det_gemm, logp, rms_norm):
+            monkeypatch.setattr(module, "row_count", lambda *_: 64)
+        monkeypatch.setattr(det_gemm, "panel_across", lambda _, width: tiles.padded(width))
+        monkeypatch.setattr(tiles, "_ELEMENTS_MAX", 3 * tiles.BLOCK_COUNT * 150)
+
+        assert run("torch", x, dy, layout).same_as(small)
 
 
 class TestRecords:
