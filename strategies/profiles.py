@@ -58,7 +58,11 @@ class Profile:
 
     def limits_of(self, lane: Lane) -> Limits:
         """Return how large the cases of a lane may be."""
-        nightly: dict[Lane, Lane] = {"cpu": "nightly", "gpu": "gpu-nightly"}
+        nightly: dict[Lane, Lane] = {
+            "cpu": "nightly",
+            "gpu": "gpu-nightly",
+            "gpu-target": "gpu-nightly",
+        }
         return LIMITS[nightly.get(lane, lane) if self.name == "nightly" else lane]
 
 

@@ -21,7 +21,10 @@ def lane_of(description: Description) -> Lane:
     provenance = description.provenance
     if "interpreter" in provenance.actual_backend:
         return "interpreter"
-    return "gpu" if provenance.device.startswith("cuda") else "cpu"
+    if not provenance.device.startswith("cuda"):
+        return "cpu"
+    # What is registered has a backend of many small calls too, and its cells are many.
+    return "gpu" if description.is_registered else "gpu-target"
 
 
 def space_for(

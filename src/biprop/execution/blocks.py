@@ -19,6 +19,8 @@ __all__ = ["Span", "dirty_all", "dirty_sizes"]
 
 # A kernel may ask for an output twice, and give the first one back later than we do.
 _BLOCKS_PER_SIZE = 2
+# What sizes are rounded up to: the rest of a block would be a gap, once blocks have joined.
+_STEP_BYTES = 512
 # Larger requests are met from another pool than smaller ones, whatever is free.
 _SMALL_BYTES_MAX = 1 << 20
 
@@ -46,7 +48,7 @@ def dirty_sizes(
     """
     return _spans(
         [
-            poisoned(count * dtype.itemsize, poison, device)
+            poisoned(-(-count * dtype.itemsize // _STEP_BYTES) * _STEP_BYTES, poison, device)
             for count, dtype in sizes
             if count
             for _ in range(_BLOCKS_PER_SIZE)

@@ -15,7 +15,7 @@ from biprop.signature import Restrictions, Signature
 __all__ = ["LIMITS", "Direction", "Exclusion", "Lane", "Limits", "Space"]
 
 Direction = Literal["forward", "backward"]
-Lane = Literal["cpu", "interpreter", "nightly", "gpu", "gpu-nightly"]
+Lane = Literal["cpu", "interpreter", "nightly", "gpu", "gpu-target", "gpu-nightly"]
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +92,20 @@ LIMITS: dict[Lane, Limits] = {
     ),
     # Launches cost the same whatever their size, so cases pass the tiles and heuristics of kernels.
     "gpu": Limits(
+        tokens_max=640,
+        length_max=640,
+        dim_max=4608,
+        dim_sequence_max=640,
+        elements_max=1 << 20,
+        work_max=1 << 24,
+        context_work_max=1 << 24,
+        context_max=640,
+        heads_max=32,
+        head_dim_max=256,
+        padding_max=70,
+    ),
+    # PyTorch's attention splits its keys from 257 on, and its embedding sorts from 3,073 tokens on.
+    "gpu-target": Limits(
         tokens_max=4608,
         length_max=640,
         dim_max=4608,
