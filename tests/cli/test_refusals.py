@@ -135,10 +135,6 @@ class TestRefusals:
             (["keep", "0123abcd"], "begins with '0123abcd'"),
             (["keep", "note.txt"], "no valid JSON"),
             (["replay", "note.txt", "--device", "abacus"], "abacus"),
-            (
-                ["check", "operator:add", "--signature", "q[B,Q,D], k[B,C,D] -> y[B,Q,D]"],
-                "T or B,S",
-            ),
             (["mend"], "No such command 'mend'"),
         ],
     )

@@ -20,6 +20,7 @@ EVERY_KIND = (
     "tokens: token(V)[T], weight[V,H] -> y[T,H]",
     "x[T,H], m: mask[T], p: position[T], o: order[T] -> y[T,H*2], z[T,H+1], v[T,8]",
     "x[T,H], offsets: offsets[B+1], n: lengths[B], longest: max_length, bias[B,H] -> y[B,H]",
+    "x[B,S,H], mask: float[B,S], order!: float[B,S] -> y[B,S,H]",
     "x[S,B,H], m: mask[B,1,S], n: lengths[B] -> y[S,B,H/2]",
     "q[B,HQ,Q,D], k[B,HK,C,D], v[B,HK,C,D], m: causal_mask[B,1,Q,C], c: is_causal -> o[B,HQ,Q,D]",
     "q[B,H,1,D], k[B,H,C,D], m: causal_mask(float)[1,C], n: lengths(C)[B] -> o[B,H,1,D]",

@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 import click
 
-from biprop.case import DTYPES, SDPA_BACKENDS, Dtype, Execution
+from biprop.case import DTYPES, SDPA_BACKENDS, Dtype, Execution, SdpaBackend
 from biprop.errors import DeviceError, UsageError
 from biprop.operators import TRANSFORM_CLASSES
 
 __all__ = [
     "Direction",
     "Side",
+    "check_backend",
     "execution_options",
     "json_option",
     "parse_classes",
@@ -37,6 +38,7 @@ _ALIASES: dict[str, Dtype] = {
     "fp16": "float16",
     "half": "float16",
 }
+_BACKENDS_CPU: tuple[SdpaBackend, ...] = ("any", "math", "flash")
 _CLASSES = (*TRANSFORM_CLASSES, "T4.finite", "T4.nonfinite")
 
 store_option = click.option(
@@ -155,6 +157,20 @@ def parse_device(text: str) -> str:
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", text):
         raise DeviceError(f"--device {text!r} is unknown: use cpu, cuda or cuda:N.")
     return text
+
+
+def check_backend(execution: Execution, device: str) -> None:
+    """Refuse kernels of attention that torch does not have for the device.
+
+    Raises:
+        UsageError: There is none, so that every case would raise.
+    """
+    backend = execution.sdpa_backend
+    if device == "cpu" and backend not in _BACKENDS_CPU:
+        raise UsageError(
+            f"--sdpa-backend {backend} has no kernel on the CPU: "
+            f"use {', '.join(_BACKENDS_CPU)}, or --device cuda."
+        )
 
 
 def parse_classes(text: str) -> tuple[str, ...]:

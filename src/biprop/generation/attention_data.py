@@ -109,14 +109,29 @@ def attention_recipes(
     """
     subject = _Subject(roles=roles, upstream=upstream, sizes=sizes, length=length)
     family = draw.choice(_families(subject, outputs))
-    items = (*roles.queries, *roles.keys, *roles.values)
-    names = (*dict.fromkeys(item.name for item in items), *parameters, *upstream)
+    items = (*roles.queries, *roles.keys, *roles.values, *roles.others)
+    tensors = {**{item.name: item for item in items}, **upstream}
+    names = (*tensors, *parameters)
     if family == "plain":
         return dict.fromkeys(names, Recipe(kind=draw.choice(PLAIN_KINDS)))
-    # A parameter may be anything, as a bias of scores: zeros leave the design as it is.
-    shared = {name: Recipe(kind=draw.choice(("zeros", "ones", "normal"))) for name in parameters}
+    # These may be anything, as a bias of scores: zeros leave the design as it is.
+    beside = (*parameters, *(item.name for item in roles.others))
+    shared = {name: Recipe(kind=draw.choice(("zeros", "ones", "normal"))) for name in beside}
     recipes = dict.fromkeys(names, Recipe(kind="normal")) | shared
-    return recipes | _FAMILIES[family](draw, subject)
+    designed = _FAMILIES[family](draw, subject)
+    return recipes | {name: _fitted(recipe, tensors[name]) for name, recipe in designed.items()}
+
+
+def _fitted(recipe: Recipe, item: Argument) -> Recipe:
+    """Return a recipe without what the tensor cannot have: roles are guesses, and may be wrong."""
+    axes = {TOKENS, *(dim.text for dim in item.free_dims)}
+    if recipe.kind == "peak_keys" and not item.free_dims:
+        return Recipe(kind="normal")
+    pairing = {axis: how for axis, how in recipe.pairing.items() if axis in axes}
+    if len(pairing) == len(recipe.pairing):
+        return recipe
+    # Without its partners, a term of large magnitude would only drown the others.
+    return attrs.evolve(recipe, pairing=pairing) if pairing else Recipe(kind="normal")
 
 
 def _families(subject: _Subject, outputs: Sequence[Argument]) -> tuple[Family, ...]:

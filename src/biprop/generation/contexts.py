@@ -12,6 +12,7 @@ from biprop.signature.query_context import (
     is_even,
     names_contexts,
     names_queries,
+    one_value_a_sequence,
     pads_contexts_alone,
     pads_queries,
     sides_of,
@@ -35,6 +36,7 @@ __all__ = [
 
 # Fills that cannot hurt a sum over tokens in which a dead token's upstream gradient is zero.
 FILLS_HARMLESS = ("zero", "one")
+_NO_SHARED_ROW = "it needs a causal_mask over B,Q,C, and no mask, lengths or is_causal beside it"
 
 
 def has_rows(signature: Signature) -> bool:
@@ -49,8 +51,10 @@ def reasons_of_contexts(signature: Signature, judged: Judged) -> dict[str, str]:
     reasons = {"T5": _no_cut(signature, judged), "T6": ""}
     if signature.layout == "packed_query_context":
         reasons["T6"] = "its sequences are packed already"
+    elif one_value_a_sequence(signature):
+        reasons["T6"] = "a row has a value of its whole sequence, so that no two can share it"
     elif not takes_packed_rows(signature):
-        reasons["T6"] = "no causal mask with rows says alone who attends whom"
+        reasons["T6"] = _NO_SHARED_ROW
     elif judged == "parameter_gradients":
         reasons["T6"] = "gradients of parameters compare one row a sequence"
     if judged == "token_gradients" and not spares_live_keys(signature) and not has_rows(signature):

@@ -80,9 +80,10 @@ def check_kind(argument: Argument, axes: set[str | None]) -> None:
     elif kind in _MEASURES:
         expected = _ROW if kind == "lengths" else _ROW_ENDS
         if argument.dims != (expected,):
+            side = f"({argument.parameter})" if argument.parameter in {"Q", "C"} else ""
             raise SignatureError(
                 f"{described(argument)} has kind {kind} and dimensions {_shape_of(argument)}: "
-                f"write {argument.name}: {kind}[{expected.text}]."
+                f"write {argument.name}: {kind}{side}[{expected.text}]."
             )
 
 

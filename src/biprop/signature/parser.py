@@ -11,6 +11,8 @@ import attrs
 
 from biprop.errors import SignatureError
 from biprop.signature.records import (
+    DTYPE_KINDS,
+    FLOAT_KINDS,
     KINDS,
     TOKEN_AXES,
     VALUE_KINDS,
@@ -203,6 +205,8 @@ def _item(text: str, *, side: Side) -> Argument:
         advice = _NOTATION
         if "!" in text:
             advice = "put the mark '!' directly after the name, as in x![T,H]"
+        elif text.partition("(")[0].strip() in KINDS:
+            advice = f"put a name before the kind, as in x: {text}"
         raise SignatureError(f"{side} {quoted(text)} cannot be read: {advice}.")
     name = match["name"].strip()
     _check_name(name, text=text, side=side)
@@ -212,6 +216,8 @@ def _item(text: str, *, side: Side) -> Argument:
     kind = _kind(match["kind"], typed=match["typed"] is not None, what=what)
     dims = _dims(match["dims"], what=what) if match["boxed"] and match["dims"].strip() else ()
     ignored = name == "_"
+    if name in KINDS and name not in FLOAT_KINDS and side == "Argument" and not match["typed"]:
+        raise _without_kind(name, dims, what=what)
     if not (dims or ignored or kind in VALUE_KINDS):
         raise SignatureError(
             f"{what} has no dimensions: write them in brackets, as in {name}[T,H]."
@@ -227,6 +233,19 @@ def _item(text: str, *, side: Side) -> Argument:
         parameter=_parameter(match["parameter"], given=bool(match["ranged"]), what=what),
         dims=dims,
         marked=bool(match["mark"]),
+    )
+
+
+def _without_kind(name: Kind, dims: tuple[Dim, ...], *, what: str) -> SignatureError:
+    """Return the refusal of an argument that is named as a kind: it would be a float tensor."""
+    written = f"[{','.join(dim.text for dim in dims)}]" if dims else ""
+    meant = f"{name}(V)" if name == "token" else name
+    # A float tensor cannot have the dimensions of these two.
+    may_be_float = dims and name not in {"offsets", "causal_mask"}
+    instead = f", or {name}: float{written} for a tensor of drawn floats" if may_be_float else ""
+    return SignatureError(
+        f"{what} is named as a kind and has none: "
+        f"write {name}: {meant}{'' if name in VALUE_KINDS else written}{instead}."
     )
 
 
@@ -253,7 +272,10 @@ def _kind(text: str | None, *, typed: bool, what: str) -> Kind:
     if word in KINDS:
         return word
     if word.endswith("!") or word.startswith("!"):
-        raise SignatureError(f"{what} has its mark after the kind: put '!' after the name.")
+        advice = "put '!' after the name"
+        if word.strip("! ") in set(KINDS) - set(DTYPE_KINDS):
+            advice = "drop the '!', only a tensor of floats, integers or bools can be written"
+        raise SignatureError(f"{what} has its mark after the kind: {advice}.")
     meant = _ALIASES.get(word.lower()) or nearest(word, (*KINDS, *_ALIASES))
     meant = _ALIASES.get(meant, meant) if meant else None
     advice = f"write '{meant}'" if meant else "write one of " + ", ".join(KINDS)

@@ -143,11 +143,13 @@ class Argument:
         # Only one axis can be meant by lengths of a packed or padded signature.
         shown = self.parameter not in {None, "T", "S"}
         kind = f"{self.kind}({self.parameter})" if shown else self.kind
+        # A float tensor that is named as a kind says that it is meant to be one.
+        bare = self.kind == "float" and self.name not in KINDS
         return "".join(
             (
                 self.name,
                 "!" if self.marked else "",
-                "" if self.kind == "float" else f": {kind}",
+                "" if bare else f": {kind}",
                 f"[{','.join(dim.text for dim in self.dims)}]" if self.dims else "",
             )
         )

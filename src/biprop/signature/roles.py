@@ -22,11 +22,13 @@ class Roles:
         queries: On the query axis, or one value a sequence.
         keys: On the context axis, but for the last of several.
         values: The last on the context axis; a lone one is keys and values at once.
+        others: Beside these, tensors without the features of their side, as a bias of scores.
     """
 
     queries: tuple[Argument, ...]
     keys: tuple[Argument, ...]
     values: tuple[Argument, ...]
+    others: tuple[Argument, ...] = ()
 
     @property
     def score_dim(self) -> str | None:
@@ -53,11 +55,26 @@ def has_contexts(signature: Signature) -> bool:
 
 
 def roles_of(signature: Signature) -> Roles:
-    """Return the roles of the float arguments with tokens; all are queries without contexts."""
+    """Return the roles of the float arguments with tokens; without contexts none is a key."""
     arguments = signature.token_arguments
     contexts = tuple(item for item in arguments if item.token_axis in _CONTEXT_AXES)
+    queries = tuple(item for item in arguments if item not in contexts)
+    others = tuple(
+        item
+        for side in (queries, contexts)
+        for item in side
+        if any(_lacks_features(item, of=other) for other in side)
+    )
+    contexts = tuple(item for item in contexts if item not in others)
     return Roles(
-        queries=tuple(item for item in arguments if item not in contexts),
+        queries=tuple(item for item in queries if item not in others),
         keys=contexts[:-1] or contexts,
         values=contexts[-1:],
+        others=others,
     )
+
+
+def _lacks_features(item: Argument, *, of: Argument) -> bool:
+    """Return whether a tensor has fewer dimensions than another one, and not its last."""
+    own, wider = ([dim.text for dim in each.free_dims if dim.name] for each in (item, of))
+    return set(own) < set(wider) and wider[-1] not in own
