@@ -13,9 +13,9 @@ import attrs
 from biprop.case import Case
 from biprop.errors import CaseError
 from biprop.fixtures.records import Fixture, make_fixture
-from biprop.generation import Exclusion, Space, illegal_in
+from biprop.generation import Exclusion, Space, illegal_in, wanted_classes
 from biprop.judgment import Cause, Outcome, Verdict
-from biprop.minimize import minimise
+from biprop.minimize import classes_of, minimise
 from biprop.relations import JudgeOptions
 from biprop.reports.records import Finding
 from biprop.strategies.profiles import Profile
@@ -131,13 +131,21 @@ class Findings:
             KeyboardInterrupt: Ctrl-C, once the smallest case so far is added.
         """
         space = self.space
+        # Other ways to break it count only where they were asked for: a reader who asked for
+        # neighbours must not be sent to look for a fault of padding.
+        allowed = {*wanted_classes(space.classes), *classes_of(failure.case)}
+
+        def legal(case: Case) -> str:
+            others = [name for name in classes_of(case) if name not in allowed]
+            return f"Class {others[0]} is not wanted." if others else illegal_in(space, case)
+
         judged = _Judged(judge=self.judge, rate=failure.outcome.rate)
         smallest = minimise(
             failure.case,
             failure.outcome,
             judge=judged.quickly,
             signature=space.signature,
-            legal=lambda case: illegal_in(space, case),
+            legal=legal,
             nonzeros=self.judge.nonzeros,
             confirm=judged.carefully,
             constants=self.space.constants,

@@ -53,7 +53,7 @@ class Event:
 
 
 class InterruptedSearchError(KeyboardInterrupt):
-    """Ctrl-C ended a search.
+    """Ctrl-C or SIGTERM ended a search.
 
     Attributes:
         report: What was found before.
@@ -149,7 +149,9 @@ class _Search:
             unsupported = str(error)
         except KeyboardInterrupt:
             report = self._report(time.monotonic() - start, unsupported)
-            stopped = f"Stopped with Ctrl-C after {report.examples} examples. {report.message}"
+            stopped = (
+                f"Stopped by Ctrl-C or SIGTERM after {report.examples} examples. {report.message}"
+            )
             raise InterruptedSearchError(attrs.evolve(report, message=stopped.strip())) from None
         return self._report(time.monotonic() - start, unsupported)
 

@@ -35,6 +35,8 @@ __all__ = ["CellOptions", "run_cells"]
 
 _PROPS = "tests/props"
 _GPU = "tests/gpu"
+# With which pytest ends where no test was chosen.
+_NOTHING_CHOSEN = 5
 
 
 @attrs.frozen(kw_only=True)
@@ -66,8 +68,9 @@ def run_cells(
     run piece by piece.
 
     Raises:
-        EvidenceError: `path` cannot be written.
+        EvidenceError: `path` cannot be written, or no cell has an id that was asked for.
     """
+    before = path.read_bytes() if path.is_file() else None
     words = _words(part, options)
     # As one would type it: the plugin and its file are of the lane, not of the tests.
     shown = shlex.join(["pytest", *words])
@@ -81,6 +84,12 @@ def run_cells(
     ]
     start = time.monotonic()
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if status == _NOTHING_CHOSEN and options.cells:
+        _put_back(path, before)
+        raise EvidenceError(
+            f"--cells {options.cells!r} matches nothing: "
+            "give a part of a cell's id, such as rms_norm-torch."
+        )
     return _ended(path, status=status, seconds=time.monotonic() - start)
 
 
@@ -136,6 +145,14 @@ def _begun(
         tests=TestCounts(),
         cells=(),
     )
+
+
+def _put_back(path: Path, content: bytes | None) -> None:
+    """Leave the file as it was before a run that ran nothing."""
+    if content is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_bytes(content)
 
 
 def _before(path: Path) -> CellsEvidence | None:

@@ -13,12 +13,13 @@ from tests.cli.commands import Run, run_alone
 from tests.cli.targets import BAD, MINE
 from tests.unit.sample_fixtures import sample
 
-from biprop.case import Case, TransformData
+from biprop.case import Case, TransformData, canonical_json, case_to_data
 from biprop.data.recipe import Recipe
 from biprop.fixtures.records import fixture_text
 from biprop.judgment import Cause, Verdict
 from biprop.operators import KernelReference
 from biprop.sequence import LogicalSequence
+from biprop.supervision import Journal
 
 ROW = "x[T,H], weight[H] -> y[T,H]"
 PLAIN = "x[T,H] -> y[T,H]"
@@ -126,7 +127,7 @@ class TestSwitches:
             "    return x * 2\n"
         )
         words = ("asking.py:ask", "--signature", PLAIN, "--max-examples", "3")
-        asked = biprop("check", *words, "--tf32", "--sdpa-backend", "efficient")
+        asked = biprop("check", *words, "--tf32", "--sdpa-backend", "math")
         refused = biprop("check", *words, "--tf32")
 
         assert asked.code == 3, asked.out
@@ -294,35 +295,129 @@ class TestStopped:
             time.sleep(0.05)
         return process
 
-    def test_interrupt_keeps_what_was_found(self, folder: Path) -> None:
-        """Ctrl-C: exit code 130, no traceback; what was found so far is stored and printed."""
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_interrupt_keeps_what_was_found(self, folder: Path, number: signal.Signals) -> None:
+        """Exit code 130, no traceback; what was found so far is stored and printed."""
         process = self.started(folder)
         # Long enough for the first failure, and for minimising to begin.
         time.sleep(5)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
+        if number is signal.SIGTERM:
+            # `timeout` sends it to the process, and then to its group.
+            time.sleep(0.01)
+            process.send_signal(number)
         out, err = process.communicate(timeout=30)
 
         assert process.returncode == 130, (out, err)
         assert "Traceback" not in err
-        assert "Stopped with Ctrl-C" in out
+        assert "Stopped by Ctrl-C or SIGTERM after" in out
         assert "DRIFTS bad.py:slow" in out
         assert len(list((folder / ".hypothesis" / "found").glob("*.json"))) == 1
+        # It ended in good order, so there is nothing to tell.
+        assert not list((folder / ".hypothesis" / "inflight").iterdir())
 
-    def test_killed_check_is_told_by_the_next(self, folder: Path, biprop: Run) -> None:
-        """The case that was being judged becomes a fixture, once, and can be replayed."""
+    def test_direction_is_told_when_it_ends(self, folder: Path) -> None:
+        """What forward gave is printed, though the check is killed while it judges backward."""
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "biprop", "check", "mine.py:centre", "--signature", ROW),
+                *("--direction", "both", "--transforms", "T1", "--max-examples", "40"),
+            ],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        told = next(line for line in lines if line.split()[0:1] in (["HOLDS"], ["VACUOUS"]))
+        process.kill()
+        process.communicate(timeout=30)
+
+        assert "forward" in told
+        assert process.returncode == -signal.SIGKILL
+
+    def test_killed_check_is_told_and_is_no_finding(self, folder: Path, biprop: Run) -> None:
+        """A check that was killed from outside says nothing against its kernel."""
         process = self.started(folder)
         process.kill()
         process.communicate(timeout=30)
 
-        first = biprop("check", "mine.py:norm", "--max-examples", "1")
-        second = biprop("check", "mine.py:norm", "--max-examples", "1")
+        other = ("check", "mine.py:norm", "--max-examples", "1")
+        first, second = biprop(*other), biprop(*other)
+        same = ("check", "bad.py:slow", "--signature", PLAIN, "--json", *SHORT)
+        again, last = biprop(*same), biprop(*same)
 
-        assert "A check died while it judged bad.py:slow" in first.err
+        assert "An earlier check ended while it judged bad.py:slow" in first.err
+        assert "the next check of bad.py:slow judges it again" in first.err
         assert first.err.count("\n") == 1
         assert not second.err
-        command = first.err.split("`")[1]
-        replayed = biprop(*command.split()[1:], "--json")
-        assert replayed.data["status"] in {"NOT REPRODUCED HERE", "FIXED", "DIFFERENT"}
+        assert "judged again, it gives" in again.err
+        assert again.err.count("\n") == 1
+        assert not last.err
+        found = folder.glob(".hypothesis/found/*.json")
+        verdicts = {json.loads(path.read_text())["expect"]["verdict"] for path in found}
+        assert "CRASHES" not in verdicts
+        assert "earlier_crashes" not in again.data
+
+    def test_killed_check_whose_case_crashes_is_a_finding(self, folder: Path, biprop: Run) -> None:
+        """Judged again it kills its worker: stored, with where that was, and exit code 1."""
+        self.left(folder, "bad.py:segfault")
+
+        words = ("--transforms", "T8", "--max-examples", "1", "--json")
+        result = biprop("check", "bad.py:segfault", "--signature", FLAT, *words)
+
+        assert "judged again, it crashes" in result.err
+        assert result.code == 1
+        (path,) = folder.glob(".hypothesis/found/*.json")
+        stored = json.loads(path.read_text())
+        assert result.data["earlier_crashes"] == [stored["id"]]
+        assert stored["provenance"]["torch"]
+        assert "SIGSEGV" in stored["expect"]["message"]
+        command = result.err.split("`")[1]
+        assert biprop(*command.split()[1:]).out.startswith("FAILED")
+
+    def test_kernel_that_ends_its_check_twice_is_a_finding(self, folder: Path) -> None:
+        """What kills the supervisor itself is judged once more, and not a third time."""
+        (folder / "worse.py").write_text(
+            "import os, signal\n\n"
+            "def kill(x):\n"
+            "    if x.shape[0] > 1:\n"
+            "        os.kill(os.getppid(), signal.SIGKILL)\n"
+            "    return x * 2\n"
+        )
+        words = ("check", "worse.py:kill", "--signature", FLAT, *SHORT)
+        codes = [run_alone(*words, folder=folder).code for _ in range(2)]
+        third = run_alone(*words, folder=folder)
+
+        assert codes == [-signal.SIGKILL] * 2
+        assert "a second check ended with it" in third.err
+        (path,) = folder.glob(".hypothesis/found/*.json")
+        stored = json.loads(path.read_text())
+        assert (stored["expect"]["verdict"], stored["target"]) == ("CRASHES", "worse.py:kill")
+        assert stored["expect"]["cause"]["transforms"] == ["T1"]
+        assert stored["provenance"]["torch"]
+
+    @staticmethod
+    def left(folder: Path, target: str) -> None:
+        """Leave what a check of a process that is gone was judging: a token beside another."""
+        case = Case(
+            dtype="float32",
+            dims={},
+            sequences=(LogicalSequence(id=0, length=1),),
+            data={"x": Recipe(kind="zeros")},
+            transforms=(TransformData(name="AddNeighbours", values={"count": 1}),),
+        )
+        journal = Journal(folder / ".hypothesis" / "inflight")
+        with journal.entry(
+            reference=KernelReference(operator=target, target=target, signature=FLAT),
+            device="cpu",
+            case_text=canonical_json(case_to_data(case)),
+        ) as path:
+            data = json.loads(path.read_text())
+            ended = subprocess.Popen([sys.executable, "-c", ""])
+            ended.wait()
+            data["process"] = ended.pid
+            path.with_name("inflight-0-1.json").write_text(json.dumps(data))
 
 
 class TestPipes:

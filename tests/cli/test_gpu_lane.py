@@ -184,6 +184,16 @@ def test_wrong_use_is_one_sentence(
     assert err.count("\n") == 1
 
 
+def test_cells_that_match_nothing_are_refused(tmp_path: Path) -> None:
+    """One sentence, exit code 2, and no evidence of a run that ran nothing."""
+    words = ("pr", "--device", "cpu", "--out", "kept", "--workers", "0", "--cells", "nosuch")
+    done = lane(*words, folder=tmp_path)
+
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "gpu: --cells 'nosuch' matches nothing" in done.stderr
+    assert not list((tmp_path / "kept").iterdir())
+
+
 def test_cuda_is_asked_for_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

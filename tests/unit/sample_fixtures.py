@@ -104,13 +104,16 @@ def sample(
     rate: float | None = None,
 ) -> Fixture:
     """Return a fixture of F.linear, with changes."""
+    needed = []
+    if "K" in case.dims:
+        needed.append(Claim(path=("dims", "K"), value=case.dims["K"], others=(1, 2)))
+    if case.transforms:
+        needed.append(Claim(path=("transforms", 0), others=(None,)))
+    if len(case.data["input"].points if "input" in case.data else ()) > 2:
+        needed.append(Claim(path=("data", "input", "points", 2), others=(None,)))
     proof = Proof(
-        needed=(
-            Claim(path=("dims", "K"), value=3, others=(1, 2)),
-            Claim(path=("transforms", 0), others=(None,)),
-            Claim(path=("data", "input", "points", 2), others=(None,)),
-        ),
-        free=(Claim(path=("seed",), value=0, others=(1, 2, 3)),),
+        needed=tuple(needed),
+        free=(Claim(path=("seed",), value=case.seed, others=(1, 2, 3)),),
         complete=True,
         runs=200,
     )

@@ -446,3 +446,25 @@ def test_check_invariance_refuses_wrong_arguments(arguments: dict[str, Any], sen
 
     with pytest.raises(UsageError, match=sentence):
         check_invariance(rows_of_five, **{"signature": "x[T,H] -> y[T,H]", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(("T1",), ("T1",)), (("T4", "T1"), ("T4.finite",))]
+)
+def test_shrinking_stays_inside_the_classes_asked_for(
+    words: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    """Dead rows stand for neighbours, being cheaper, only where they were asked for."""
+    signature = "x[T,H], cu: offsets[B+1] -> y[T,H]"
+    space = Space(
+        signature=parse_signature(signature), declaration=None, classes=wanted_classes(words)
+    )
+
+    def rule(case: Case, _: frozenset[str]) -> Outcome | None:
+        kinds = {"AddNeighbours", "AddDeadRows"}
+        added = [data.values["count"] for data in case.transforms if data.name in kinds]
+        return drift() if 3 in added else None
+
+    report, _ = searched(rule, space=space, max_examples=60)
+
+    assert {names for _, _, names in causes(report)} == {expected}

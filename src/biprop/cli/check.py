@@ -14,6 +14,7 @@ import click
 from biprop.case import Execution
 from biprop.cli.options import (
     Direction,
+    check_backend,
     execution_options,
     json_option,
     parse_classes,
@@ -36,7 +37,7 @@ Exit codes:
   1    violated
   2    wrong use, unsupported, or most cases raised alone: restrict --dims
   3    vacuous: too little evidence either way
-  130  stopped with Ctrl-C; what was found so far is stored
+  130  stopped by Ctrl-C or SIGTERM; what was found so far is stored
 """
 
 
@@ -168,12 +169,14 @@ def check(  # noqa: PLR0917  # one parameter an option
         home=open_home(store),
         quiet=as_json or not sys.stderr.isatty(),
     )
+    check_backend(execution, request.device)
     # Hypothesis takes a while to import: a refused option does not wait for it.
     from biprop.cli.searching import run_searches
 
-    searched = run_searches(request)
     if as_json:
+        searched = run_searches(request)
         emit(json.dumps(searched.data(), indent=2) + "\n")
     else:
-        emit(searched.text(by_path=store is not None))
+        # A direction is told when it ends: the next one may take long, or be killed.
+        searched = run_searches(request, tell=emit, by_path=store is not None)
     return searched.exit_code

@@ -1,7 +1,10 @@
 """Assemble the commands, and end with their exit codes."""
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -31,7 +34,7 @@ def app() -> None:
       1    violated: drifts, differs from run to run, or crashes
       2    wrong use, unsupported, or cannot run
       3    vacuous: too little evidence either way
-      130  stopped with Ctrl-C
+      130  stopped by Ctrl-C or SIGTERM
     """  # noqa: D301  # \b keeps the lines as they are
 
 
@@ -42,11 +45,12 @@ for _command in (check, show, replay, keep):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
     try:
-        code = app.main(
-            args=None if arguments is None else list(arguments),
-            prog_name="biprop",
-            standalone_mode=False,
-        )
+        with _terminated_as_interrupted():
+            code = app.main(
+                args=None if arguments is None else list(arguments),
+                prog_name="biprop",
+                standalone_mode=False,
+            )
     except BipropError as error:
         complain(str(error))
         code = 2
@@ -57,6 +61,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(error.format_message())
         code = 2
     except (click.Abort, KeyboardInterrupt):
-        complain("Stopped with Ctrl-C.")
+        complain("Stopped by Ctrl-C or SIGTERM.")
         code = _INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, so that what was found is printed and stored."""
+    if threading.current_thread() is not threading.main_thread():
+        # Only the main thread may say what a signal does.
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        # `timeout` sends it twice, and the second may not break what the first has begun to store.
+        # No SIG_IGN, which processes that are started later would inherit.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -70,7 +70,8 @@ def replay(  # noqa: PLR0917  # one parameter an option
       1  FAILED: the same cause again; DIFFERENT: another cause
       0  FIXED: it holds, and device, architecture, threads and backend match the record
       0  NOT REPRODUCED HERE: it holds, but they do not match; the differences are listed
-      2  it cannot run; 125 with --bisect
+      2  it cannot run, or shows nothing any more; 125 with --bisect
+    With --verify, a FAILED finding whose proof does not hold says REFUTED, and exits with 1 too.
     """  # noqa: D301  # \b keeps the lines as they are
     wanted = None if device is None else parse_device(device)
 
@@ -135,5 +136,6 @@ def _object(result: Replayed) -> dict[str, Json]:
         "verified": [
             {**attrs.asdict(claim), "path": list(claim.path)} for claim in result.verified
         ],
+        "refuted": result.refuted,
         "message": result.message,
     }

@@ -5,12 +5,13 @@ of `biprop.strategies`; words for people are made by `biprop.reports`.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 
 from biprop.case import Json
-from biprop.cli.leftovers import store_leftovers
+from biprop.cli.leftovers import judge_leftovers
 from biprop.cli.options import Side
 from biprop.cli.output import complain
 from biprop.cli.progress import progress
@@ -37,24 +38,21 @@ class Searched:
     Attributes:
         reports: One a direction.
         exempt_reason: Why a registered operator promises nothing; empty for others.
-        interrupted: Whether Ctrl-C ended the last one.
+        interrupted: Whether Ctrl-C or SIGTERM ended them.
+        earlier: Ids of cases that an earlier check was judging when it was ended, and that crash.
     """
 
     reports: tuple[CellReport, ...]
     exempt_reason: str = ""
     interrupted: bool = False
+    earlier: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """The code of the worst direction; 130 after Ctrl-C."""
-        return _INTERRUPTED if self.interrupted else self._worst().exit_code
-
-    def text(self, *, by_path: bool) -> str:
-        """Return it for people; fixtures are named by their paths where ids would not be found."""
-        parts = [render_check(report, by_path=by_path) for report in self.reports]
-        if self.exempt_reason:
-            parts.insert(0, f"Exempt: {self.exempt_reason}\n")
-        return "\n".join(parts)
+        """The code of the worst direction; 130 where it was stopped."""
+        if self.interrupted:
+            return _INTERRUPTED
+        return 1 if self.earlier else self._worst().exit_code
 
     def data(self) -> dict[str, Json]:
         """Return it as one object: a cell, or both of them under `directions` and their sum."""
@@ -62,6 +60,8 @@ class Searched:
         together: dict[str, Json] = {"exit_code": self.exit_code, "interrupted": self.interrupted}
         if self.exempt_reason:
             together["exempt_reason"] = self.exempt_reason
+        if self.earlier:
+            together["earlier_crashes"] = list(self.earlier)
         if len(cells) == 1:
             return {**cells[0], **together}
         causes: list[Json] = []
@@ -83,19 +83,33 @@ class Searched:
         return max(self.reports, key=lambda report: _RANK[report.exit_code])
 
 
-def run_searches(request: Request) -> Searched:
+def run_searches(
+    request: Request, *, tell: Callable[[str], None] | None = None, by_path: bool = False
+) -> Searched:
     """Search each direction.
+
+    Args:
+        request: What is searched.
+        tell: Gets the text of each direction when it ends; None: nobody does.
+        by_path: Whether texts name fixtures by their paths, as where ids would not be found.
 
     Raises:
         BipropError: The kernel cannot be found or run; the sentence says why.
+        KeyboardInterrupt: It was stopped before there was anything to report.
     """
     # A second folder of that name would appear where the command was run from.
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(request.home.folder))
     journal = Journal(request.home.folder / "inflight")
-    for sentence in store_leftovers(journal, request.home.store):
-        complain(sentence)
+    earlier = judge_leftovers(journal, request, tell=complain)
     reports: list[CellReport] = []
     exempt_reason, interrupted = "", False
+
+    def add(report: CellReport) -> None:
+        if tell is not None:
+            before = "\n" if reports else f"Exempt: {exempt_reason}\n\n" if exempt_reason else ""
+            tell(before + render_check(report, by_path=by_path))
+        reports.append(report)
+
     child = Child(
         device=request.device,
         threads=request.execution.threads,
@@ -103,24 +117,39 @@ def run_searches(request: Request) -> Searched:
     )
     try:
         for direction in request.directions:
-            judge = SupervisedJudge(
-                reference=request.reference,
-                device=request.device,
-                timeout=request.timeout,
-                dtype=request.dtype,
-                direction=direction,
-                execution=request.execution,
-                child=child,
-                journal=journal,
-            )
+            judge = _judge(request, direction, child, journal)
             exempt_reason = judge.description.exempt_reason or ""
-            reports.append(_search(request, judge, direction))
+            add(_search(request, judge, direction))
     except InterruptedSearchError as error:
-        reports.append(error.report)
+        add(error.report)
+        interrupted = True
+    except KeyboardInterrupt:
+        # Between two directions: the first one is told all the same.
+        if not reports:
+            raise
+        complain("Stopped by Ctrl-C or SIGTERM.")
         interrupted = True
     finally:
         child.close()
-    return Searched(reports=tuple(reports), exempt_reason=exempt_reason, interrupted=interrupted)
+    return Searched(
+        reports=tuple(reports),
+        exempt_reason=exempt_reason,
+        interrupted=interrupted,
+        earlier=earlier,
+    )
+
+
+def _judge(request: Request, direction: Side, child: Child, journal: Journal) -> SupervisedJudge:
+    return SupervisedJudge(
+        reference=request.reference,
+        device=request.device,
+        timeout=request.timeout,
+        dtype=request.dtype,
+        direction=direction,
+        execution=request.execution,
+        child=child,
+        journal=journal,
+    )
 
 
 def _search(request: Request, judge: SupervisedJudge, direction: Side) -> CellReport:

@@ -181,7 +181,10 @@ class SupervisedJudge:
             nullcontext()
             if self._journal is None
             else self._journal.entry(
-                reference=self.reference, device=self._child.device, case_text=text
+                reference=self.reference,
+                device=self._child.device,
+                case_text=text,
+                provenance=self.description.provenance,
             )
         )
         with entry:
