@@ -204,8 +204,17 @@ def _cells(evidence: Collected) -> str:
         rows = [
             _kernel_row(target, backend, cells) for (target, backend), cells in by_kernel.items()
         ]
-        lines += _table(head, rows)
+        lines += [*_table(head, rows), *_about_vacuous(found)]
     return "\n".join(lines) or "No run on a GPU is recorded yet."
+
+
+def _about_vacuous(evidence: CellsEvidence) -> list[str]:
+    """Return what VACUOUS means in a table that has it."""
+    if not any(cell.verdict == "VACUOUS" for cell in evidence.cells):
+        return []
+    time = "" if evidence.seconds_max is None else f" in the {evidence.seconds_max:g} s it had"
+    asked = f"{evidence.powered_min} of each class are asked for"
+    return ["", f"VACUOUS: a cell had too few examples with power{time}; {asked}."]
 
 
 def _times(evidence: Collected) -> str:
@@ -258,7 +267,7 @@ def _cells_row(evidence: CellsEvidence) -> tuple[str, ...]:
         f"{totals.holds} of {totals.cells_registered}",
         f"{totals.examples:,}",
         f"{totals.launches:,}",
-        f"{run.seconds:.0f} s",
+        f"{run.seconds:.0f} s" if run.is_complete else "not all of it ran",
         _sizes(largest),
         f"`{run.source_sha256[:_DIGITS_SHOWN]}`",
     )
@@ -299,10 +308,10 @@ def _finding_rows(result: FindingResult) -> Iterator[tuple[str, ...]]:
         yield claim, f"{result.verdict or 'did not end'}, {result.examples} examples", "-", "-", "-"
     for cause in result.causes:
         case = fixture_from_data(cause.fixture).case
-        classes = ", ".join(cause.transforms)
+        classes = f" ({', '.join(cause.transforms)})" if cause.transforms else ""
         words = f"{case_in_words(case)}; {transforms_in_words(case)}"
         name = str(cause.fixture["id"])[:8]
-        yield claim, f"{cause.verdict} ({classes})", words, cause.replay.status, f"`{name}`"
+        yield claim, f"{cause.verdict}{classes}", words, cause.replay.status, f"`{name}`"
         claim = ""
 
 
