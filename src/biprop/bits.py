@@ -6,6 +6,7 @@ classifies, `biprop.reports` tells people. Errors are reported beside the bits a
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -62,10 +63,12 @@ class Comparison:
         tokens_compared: Size of the first axis; 1 for a tensor without axes.
         tokens_differing: Tokens with at least one differing element.
         first: Index of the first differing element in row-major order, None if there is none.
-        max_abs_error: Largest absolute difference over pairs of finite values, in float64.
+        max_abs_error: Largest absolute difference over pairs of finite values, in float64. Where
+            values differ and no such pair does, NaN if one of them is NaN, else infinite; likewise
+            the next two.
         mean_abs_error: Mean absolute difference over pairs of finite values, in float64.
         max_rel_error: Largest absolute difference divided by the canonical magnitude, over pairs of
-            finite values whose canonical one is not zero, in float64.
+            finite values, in float64; infinite where a canonical zero has another counterpart.
     """
 
     elements_compared: int = attrs.field(validator=attrs.validators.ge(0))
@@ -195,7 +198,7 @@ def compare(
     if not differing_count:
         return Comparison(elements_compared=element_count, tokens_compared=token_count)
     by_token = differs.reshape(token_count, -1)
-    max_abs, mean_abs, max_rel = _errors(canonical, transformed)
+    max_abs, mean_abs, max_rel = _errors(canonical, transformed, differs)
     return Comparison(
         elements_compared=element_count,
         elements_differing=differing_count,
@@ -309,20 +312,19 @@ def _is_nan(values: Tensor) -> Tensor:
     return torch.isnan(values.float() if values.element_size() == 1 else values)
 
 
-def _errors(canonical: Tensor, transformed: Tensor) -> tuple[float, float, float]:
-    """Return (max_abs, mean_abs, max_rel) over pairs of finite values, zeros if there are none."""
+def _errors(canonical: Tensor, transformed: Tensor, differs: Tensor) -> tuple[float, float, float]:
+    """Return (max_abs, mean_abs, max_rel) of tensors that differ somewhere."""
     if canonical.is_complex():
         canonical, transformed = torch.view_as_real(canonical), torch.view_as_real(transformed)
+        differs = differs.unsqueeze(-1)
     left, right = canonical.detach().double(), transformed.detach().double()
     finite = left.isfinite() & right.isfinite()
-    if not bool(finite.any()):
-        return 0.0, 0.0, 0.0
+    if not bool((finite & differs).any()):
+        is_nan = bool(((left.isnan() | right.isnan()) & differs).any())
+        nothing = math.nan if is_nan else math.inf
+        return nothing, nothing, nothing
     left, right = left[finite], right[finite]
     error = (left - right).abs()
-    divisible = left != 0
-    relative = error[divisible] / left[divisible].abs()
-    return (
-        float(error.max()),
-        float(error.mean()),
-        float(relative.max()) if relative.numel() else 0.0,
-    )
+    # Zeros of different sign are no distance apart, so 0 / 0 counts as 0.
+    relative = torch.where(error > 0, error / left.abs(), 0.0)
+    return float(error.max()), float(error.mean()), float(relative.max())

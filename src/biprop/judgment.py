@@ -123,7 +123,9 @@ class Mismatch:
         dtype: Its dtype.
         elements: Elements that differ, of `elements_compared`.
         tokens: Tokens that differ, of `tokens_compared`; 0 of 0 for parameters.
-        max_abs_error: Over pairs of finite values; None without such a pair. Likewise the others.
+        max_abs_error: Over pairs of finite values; None without such a pair that differs.
+        mean_abs_error: Likewise.
+        max_rel_error: None also where a canonical zero has another counterpart.
     """
 
     output: str

@@ -1,5 +1,7 @@
 """Bits are compared as they are, counted in elements and tokens, poisoned and digested."""
 
+import math
+
 import pytest
 import torch
 
@@ -163,14 +165,27 @@ class TestCompare:
 
         assert found.elements_differing == 4
         assert (found.max_abs_error, found.mean_abs_error) == (1.0, 0.625)
-        assert found.max_rel_error == 0.5
+        # Whatever is not zero is infinitely far from a canonical zero, by its measure.
+        assert found.max_rel_error == math.inf
+
+    def test_zeros_of_different_sign_are_no_distance_apart(self) -> None:
+        """They differ in bits, and 0 / 0 is no relative error."""
+        found = compare(torch.tensor([0.0, 2.0]), torch.tensor([-0.0, 3.0]))
+
+        assert found.elements_differing == 2
+        assert (found.max_abs_error, found.max_rel_error) == (1.0, 0.5)
 
     def test_nothing_finite_gives_no_error_but_a_difference(self) -> None:
-        """A NaN against a number alone has no error to report, and differs all the same."""
-        found = compare(torch.tensor([float("nan")]), torch.tensor([1.0]))
+        """NaN against a number is NaN apart, infinity against one infinitely far; never 0."""
+        # An equal number beside it is no difference that could be measured.
+        found = compare(torch.tensor([float("nan"), 5.0]), torch.tensor([1.0, 5.0]))
+        far = compare(torch.tensor([float("inf"), 5.0]), torch.tensor([1.0, 5.0]))
 
         assert not found.same
-        assert found.max_abs_error == 0.0
+        assert math.isnan(found.max_abs_error)
+        assert math.isnan(found.mean_abs_error)
+        assert math.isnan(found.max_rel_error)
+        assert (far.max_abs_error, far.max_rel_error) == (math.inf, math.inf)
 
     def test_a_tensor_without_axes_is_one_token(self) -> None:
         """A scalar counts as one element of one token, and its index is empty."""

@@ -208,6 +208,28 @@ WRONG: dict[str, str] = {
             to=[{"name": "SplitBatch", "values": {"cuts": list(range(1, 70000))}}],
         )
     ),
+    "coordinate outside of the output": changed(
+        "expect", "mismatches", 0, "first", "coordinate", to=[2]
+    ),
+    "negative coordinate": changed("expect", "mismatches", 0, "first", "coordinate", to=[-1]),
+    "coordinate of two dimensions": changed(
+        "expect", "mismatches", 0, "first", "coordinate", to=[0, 0]
+    ),
+    "first token past the end": changed("expect", "mismatches", 0, "first", "token", to=1),
+    "first of no sequence": changed("expect", "mismatches", 0, "first", "sequence_id", to=7),
+    "output of no signature": with_own_id(TEXT.replace('"output": "out"', '"output": "other"')),
+    "claim about no place": changed("proof", "needed", 0, "path", to=["dims", "Z"]),
+    "claim about no field": changed("proof", "free", 0, "path", to=["seeds"]),
+    "claim about another value": changed("proof", "needed", 0, "value", to=4),
+    "value at no token": with_own_id(
+        changed("case", "data", "input", "points", 0, "at", "@", to=1)
+    ),
+    "value at no sequence": with_own_id(
+        changed("case", "data", "input", "points", 0, "at", "#", to=1)
+    ),
+    "value at no neighbour": with_own_id(
+        changed("case", "data", "input", "points", 0, "at", "#", to=1025)
+    ),
     "no sequence": with_own_id(changed("case", "sequences", to=[])),
     "value of NaN": with_own_id(changed("case", "data", "input", "points", 0, "value", to="nan")),
     "value of text": with_own_id(changed("case", "data", "input", "points", 0, "value", to="x")),
@@ -239,6 +261,24 @@ class TestStrangers:
             fixtures_in(WRONG[name])
 
         assert is_sentence(str(caught.value)), str(caught.value)
+
+    def test_evidence_of_places_that_exist_is_read(self) -> None:
+        """The last element, the neighbour's value, and dead slots with a count before them."""
+        last = changed("expect", "mismatches", 0, "first", "coordinate", to=[1])
+        neighbour = changed("case", "data", "input", "points", 0, "at", "#", to=1024)
+        dead = TEXT.replace('"output": "out"', '"output": "out (dead slots)"')
+        counted = dead.replace('"coordinate": [0]', '"coordinate": [9, 1]')
+
+        assert dead != counted
+        for text in (last, neighbour, counted):
+            assert len(fixtures_in(with_own_id(text))) == 1
+
+    def test_values_that_spent_shrinking_left_behind_are_read(self) -> None:
+        """A finding whose proof is not complete may hold values of a token that was cut off."""
+        data = json.loads(changed("case", "data", "input", "points", 0, "at", "@", to=5))
+        data["proof"].pop("complete")
+
+        assert len(fixtures_in(with_own_id(json.dumps(data)))) == 1
 
     def test_nothing_is_expanded_before_sizes_are_known(self) -> None:
         """Refusing the hugest files takes next to no memory."""

@@ -1,6 +1,7 @@
 """Relation I in one process: verdicts, causes, first differences and repeats."""
 
 import gc
+import json
 import random
 from collections.abc import Callable
 
@@ -8,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from biprop.case import Case, TransformData
+from biprop.case import Case, TransformData, canonical_json
 from biprop.data.recipe import Recipe
 from biprop.errors import CaseError, OutputError, UnsupportedError
-from biprop.judgment import Outcome, Verdict
+from biprop.judgment import Outcome, Verdict, outcome_from_data, outcome_to_data
 from biprop.operators import Kernel
 from biprop.relations import JudgeOptions
 from biprop.relations.invariance import judge_invariance
@@ -131,6 +132,20 @@ class TestVerdicts:
         assert (first.transformed_row, first.transformed_launch) == (5, 0)
         assert (first.canonical_bits, first.transformed_bits) == ("0x3f800000", "0x3fc00000")
         assert (first.canonical_value, first.transformed_value) == ("1.0", "1.5")
+
+    @pytest.mark.parametrize("shift", [1.0, float("nan"), float("inf")])
+    def test_errors_that_json_has_not_are_left_out(self, shift: float) -> None:
+        """Beside a canonical zero, and against NaN or infinity, the record stays JSON."""
+
+        def shifted(x: Tensor) -> Tensor:
+            return x * 0 + (shift if len(x) > 5 else 0.0)
+
+        outcome = judged(shifted, NEIGHBOURS, kind="zeros")
+        (mismatch,) = outcome.mismatches
+
+        assert mismatch.max_rel_error is None
+        assert mismatch.max_abs_error == (1.0 if shift == 1.0 else None)
+        assert outcome_from_data(json.loads(canonical_json(outcome_to_data(outcome)))) == outcome
 
     def test_changed_dead_slots_drift_under_their_own_name(self) -> None:
         """A kernel that writes into dead slots of its argument drifts although its tokens hold."""

@@ -11,10 +11,11 @@ from biprop.data.recipe import Point
 from biprop.errors import TargetError
 from biprop.fixtures.records import Fixture
 from biprop.fixtures.replay import Replayed, replay
-from biprop.judgment import Cause, Outcome, Verdict
+from biprop.judgment import Cause, Outcome, Power, Verdict
 from biprop.operators import KernelReference
 from biprop.provenance import Provenance
 from biprop.relations import JudgeOptions
+from biprop.reports.text import render_replay
 from biprop.supervision import Description
 
 HOLDS = Outcome(verdict=Verdict.HOLDS, repeats=5, actual_backend="torch")
@@ -141,6 +142,62 @@ def test_case_that_cannot_run_is_an_error(result: Outcome) -> None:
     assert replayed(result).message
 
 
+VACUOUS = Outcome(
+    verdict=Verdict.VACUOUS,
+    message="The transforms left the physical call unchanged.",
+    power=Power(kind="order", share=0.5),
+    classes={"T1": "vacuous"},
+)
+POWERLESS = attrs.evolve(
+    VACUOUS,
+    message="The data has no order power: no defect could have shown.",
+    power=Power(kind="order", share=0.0),
+    classes={"T1": "unpowered", "T5": "vacuous"},
+)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        VACUOUS,
+        Outcome(verdict=Verdict.VACUOUS, message="Nothing was compared."),
+        attrs.evolve(POWERLESS, classes={"T1": "vacuous"}),
+    ],
+)
+def test_case_that_shows_nothing_is_an_error(result: Outcome) -> None:
+    """Equal bits of a call that the transforms left alone mend nothing; the sentence says why."""
+    done = replayed(result)
+
+    assert (done.status, done.exit_code) == ("ERROR", 2)
+    assert done.message.startswith("The case no longer shows anything, since the") or (
+        "since nothing was compared." in done.message
+    )
+    assert done.message[-20:] == result.message[-20:]
+    assert replayed(result, bisect=True).exit_code == 125
+
+
+def with_point_at(token: int) -> Fixture:
+    """Return the sample with one more value, at a token of its one sequence or past its end."""
+    case = sample().case
+    recipe = case.data["input"]
+    points = (*recipe.points, Point(at={"@": token}, value=(1.0).hex()))
+    fixture = sample(case=attrs.evolve(case, data={"input": attrs.evolve(recipe, points=points)}))
+    return attrs.evolve(fixture, proof=attrs.evolve(fixture.proof, complete=False))
+
+
+@pytest.mark.parametrize(("token", "status"), [(0, "FIXED"), (1, "ERROR")])
+def test_power_of_a_mended_target_decides_only_where_values_lie_nowhere(
+    token: int, status: str
+) -> None:
+    """What its data were seen to show needs no estimate, if they are still what was seen."""
+    judge = FakeJudge(judged=lambda _: HOLDS if not judge.options[-1].measure else POWERLESS)
+    done = replay(with_point_at(token), lambda _: judge, allow_targets=ALLOWED)
+
+    assert done.status == status
+    assert done.outcome is not None
+    assert (done.outcome.verdict is Verdict.VACUOUS) == (status == "ERROR")
+
+
 def test_bisection_tells_good_from_bad() -> None:
     """Exit 0 and 1 stay what they are."""
     assert replayed(outcome(), bisect=True).exit_code == 1
@@ -193,6 +250,8 @@ def test_every_claim_is_judged_again() -> None:
     judge = FakeJudge(judged=judged)
     done = replay(sample(), lambda _: judge, allow_targets=ALLOWED, verify=True)
 
+    assert (done.status, done.exit_code, done.refuted) == ("FAILED", 1, 1)
+    assert "REFUTED    1 of 7 claims" in render_replay(done)
     found = {(claim.path, claim.value): claim.confirmed for claim in done.verified}
     assert found == {
         (("dims", "K"), 1): False,

@@ -24,13 +24,14 @@ from biprop.reports.issue import render_issue
 from biprop.reports.records import CellReport, ClassCount, Finding
 from biprop.reports.script import render_script
 from biprop.reports.text import (
+    first_difference_lines,
     render_cells,
     render_check,
     render_finding,
     render_fixture,
     render_replay,
 )
-from biprop.reports.words import ulps_between, value_in_words
+from biprop.reports.words import case_in_words, place_in_words, ulps_between, value_in_words
 from biprop.sequence import LogicalSequence
 from biprop.signature import parse_signature
 from biprop.supervision.in_process import InProcessJudge
@@ -304,12 +305,12 @@ def crashed(x, weight):
 '''
 
 
-def found(tmp_path: Path, name: str, case: Case) -> Fixture:
+def found(tmp_path: Path, name: str, case: Case, *, text: str = KERNEL) -> Fixture:
     """Judge a case of the file's kernel here, and return its fixture."""
     path = tmp_path / "kernels_here.py"
-    path.write_text(KERNEL, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     space: dict[str, object] = {}
-    exec(compile(KERNEL, str(path), "exec"), space)  # noqa: S102  # the text above
+    exec(compile(text, str(path), "exec"), space)  # noqa: S102  # the text above
     kernel = Kernel(
         operator="kernels_here.py:" + name,
         target="kernels_here.py:" + name,
@@ -442,6 +443,113 @@ def test_script_of_a_crash_shows_it(tmp_path: Path) -> None:
     assert "two rows are too many" in crashes
     assert crashes.endswith("exit 1")
     assert mended.endswith("exit 0")
+
+
+def ones(**changes: object) -> Case:
+    """Return a case of ones, with a neighbour."""
+    case = Case(
+        dtype="float32",
+        dims={"H": 3},
+        sequences=(LogicalSequence(id=0, length=1),),
+        data={"x": Recipe(kind="ones")},
+        policy_state={"weight": Recipe(kind="ones")},
+        transforms=(TransformData(name="AddNeighbours", values={"count": 1}),),
+    )
+    return attrs.evolve(case, **changes)  # type: ignore[arg-type]  # names of its fields
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("x.sum(1, keepdim=True)", "has ((2, 1), 'float32', 'cpu') instead of ((2,), "),
+        ("x.sum(1).double()", "has ((2,), 'float64', 'cpu') instead of ((2,), 'float32'"),
+        ("(x.sum(1), x)", "2 values returned instead of 1"),
+        ("None", "output y is no dense tensor"),
+    ],
+)
+def test_script_of_a_wrong_output_checks_it(tmp_path: Path, wrong: str, said: str) -> None:
+    """A launch that returns something else than its signature says raises nothing by itself."""
+    raising = 'raise RuntimeError("two rows are too many")'
+    text = KERNEL.replace(raising, f"return {wrong}")
+    fixture = found(tmp_path, "crashed", ones(), text=text)
+    (crashes,) = run_alone(tmp_path, fixture)
+    (tmp_path / "kernels_here.py").write_text(KERNEL.replace(raising, "pass"), encoding="utf-8")
+    (mended,) = run_alone(tmp_path, fixture)
+
+    assert fixture.expect.verdict is Verdict.CRASHES
+    assert said in crashes
+    assert crashes.endswith("exit 1")
+    assert mended.endswith("exit 0")
+
+
+def test_script_of_a_crash_of_gradients_ends_when_it_is_mended(tmp_path: Path) -> None:
+    """Gradients are taken as biprop takes them, so that nothing else raises."""
+    case = ones(
+        judged="token_gradients", data={"x": Recipe(kind="ones"), "dy": Recipe(kind="ones")}
+    )
+    fixture = found(tmp_path, "crashed", case)
+    (crashes,) = run_alone(tmp_path, fixture)
+    path = tmp_path / "kernels_here.py"
+    path.write_text(KERNEL.replace("raise RuntimeError", "print"), encoding="utf-8")
+    (mended,) = run_alone(tmp_path, fixture)
+
+    assert "two rows are too many" in crashes
+    assert crashes.endswith("exit 1")
+    assert mended.endswith("exit 0")
+
+
+def test_script_of_a_write_into_an_argument_is_refused(tmp_path: Path) -> None:
+    """Only biprop watches arguments: a script that says that all is well would be wrong."""
+    text = KERNEL.replace('raise RuntimeError("two rows are too many")', "x.zero_()")
+    fixture = found(tmp_path, "crashed", ones(), text=text)
+
+    with pytest.raises(UnsupportedError, match="writes into an argument"):
+        render_script(fixture)
+
+
+@pytest.mark.parametrize(
+    ("canonical", "transformed", "errors", "shown"),
+    [
+        ("0x00000000", "0x3f800000", (1.0, 1.0, None), "max abs 1, mean abs 1, max rel inf"),
+        ("0x7fc00000", "0x3f800000", (None,) * 3, "max abs nan, mean abs nan, max rel nan"),
+        ("0x3f800000", "0xff800000", (None,) * 3, "max abs inf, mean abs inf, max rel inf"),
+        ("0x00000000", "0x80000000", (0.0, 0.0, 0.0), "max abs 0, mean abs 0, max rel 0"),
+        ("0x3f800000", "0x3f800001", (None,) * 3, "float32 elements, 1 of 1 tokens\n"),
+    ],
+)
+def test_errors_that_no_number_holds_are_named(
+    canonical: str, transformed: str, errors: tuple[float | None, ...], shown: str
+) -> None:
+    """A record leaves out what JSON has not, and the words say it."""
+    (mismatch,) = outcome().mismatches
+    first = attrs.evolve(mismatch.first, canonical_bits=canonical, transformed_bits=transformed)
+    changed = attrs.evolve(
+        mismatch,
+        first=first,
+        max_abs_error=errors[0],
+        mean_abs_error=errors[1],
+        max_rel_error=errors[2],
+    )
+
+    assert shown in "\n".join([*first_difference_lines(changed), ""])
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ((0,), "1 sequence of 2 tokens, "),
+        ((2,), "1 sequence (id 2) of 2 tokens, "),
+        ((0, 1), "2 sequences of 2, 2 tokens, "),
+        ((1, 0), "2 sequences (ids 1, 0) of 2, 2 tokens, "),
+    ],
+)
+def test_sequences_are_named_as_differences_name_them(ids: tuple[int, ...], words: str) -> None:
+    """Ids other than 0, 1, ... are told, and claims name sequences by them too."""
+    case = ones(sequences=tuple(LogicalSequence(id=number, length=2) for number in ids))
+
+    assert case_in_words(case).startswith(words)
+    assert place_in_words(case, ("sequences", 0, "length")) == f"length of sequence {ids[0]}"
+    assert place_in_words(case, ("sequences", 0)) == f"sequence {ids[0]}"
 
 
 def test_script_holds_no_words_of_a_stranger_outside_comments(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from biprop.generation.contexts import (
     cut_fault,
     has_rows,
     knows_dead,
+    longest_of,
     padding_fault,
 )
 from biprop.operators import InvarianceDeclaration, Kernel
@@ -45,7 +46,7 @@ from biprop.transforms import (
     transforms_of,
 )
 
-__all__ = ["alignment", "illegal", "is_blind", "legal_for", "recipes_needed"]
+__all__ = ["alignment", "illegal", "is_blind", "legal_for", "recipes_needed", "stray_point"]
 
 # Bounds of what a case may ask of memory, so that a stranger's case cannot exhaust it.
 TOKEN_COUNT_MAX = 1 << 22
@@ -141,6 +142,30 @@ def recipes_needed(
             if item.is_float and (taken is None or name in taken):
                 data[name] = item
     return data, {item.name: item for item in signature.parameters}
+
+
+def stray_point(case: Case) -> str:
+    """Return which listed value lies at a sequence or a token that a case has not; empty if none.
+
+    Such a value is without effect. It makes no case illegal, since shrinking leaves some behind on
+    its way.
+    """
+    longest = longest_of(case)
+    lengths = {sequence.id: sequence.length for sequence in case.sequences}
+    if case.judged != "parameter_gradients":
+        count = sum(item.count for item in transforms_of(case) if isinstance(item, AddNeighbours))
+        # How long each of them is decides the seed; none is longer.
+        lengths |= dict.fromkeys(range(NEIGHBOUR_ID_FIRST, NEIGHBOUR_ID_FIRST + count), longest)
+    for name, recipe in case.data.items():
+        for point in (*recipe.points, *(point for row in recipe.rows for point in row.points)):
+            sequence, token = point.at.get(SEQUENCES), point.at.get(TOKENS, 0)
+            if sequence is not None and sequence not in lengths:
+                return f"The recipe of '{name}' has a value at sequence {sequence}, which is none."
+            if token >= (longest if sequence is None else lengths[sequence]):
+                owner = "no sequence" if sequence is None else f"sequence {sequence} does not"
+                verb = "has" if sequence is None else "have"
+                return f"The recipe of '{name}' has a value at token {token}, which {owner} {verb}."
+    return ""
 
 
 def is_blind(signature: Signature) -> bool:

@@ -5,6 +5,8 @@ details are asked for only where something differs. What a difference means is d
 `biprop.relations.invariance`.
 """
 
+import math
+
 import attrs
 from torch import Tensor
 
@@ -92,10 +94,15 @@ def _mismatch(
         tokens=comparison.tokens_differing if by_token else 0,
         tokens_compared=comparison.tokens_compared if by_token else 0,
         first=_difference(name, canonical, transformed, comparison, runs=runs),
-        max_abs_error=comparison.max_abs_error,
-        mean_abs_error=comparison.mean_abs_error,
-        max_rel_error=comparison.max_rel_error,
+        max_abs_error=_recorded(comparison.max_abs_error),
+        mean_abs_error=_recorded(comparison.mean_abs_error),
+        max_rel_error=_recorded(comparison.max_rel_error),
     )
+
+
+def _recorded(error: float) -> float | None:
+    # Records are JSON, which has neither NaN nor infinity.
+    return error if math.isfinite(error) else None
 
 
 def _difference(

@@ -17,18 +17,21 @@ from biprop.errors import UnsupportedError
 from biprop.execution import Prepared, prepare
 from biprop.execution.arguments import Materialiser
 from biprop.execution.frame import Frame, slot_axes, to_slots
+from biprop.execution.values import dtype_of
 from biprop.fixtures.records import Fixture
 from biprop.judgment import BitDifference, Verdict
 from biprop.layout import CANONICAL, Layout
 from biprop.operators import Kernel
 from biprop.reports.words import case_in_words, data_in_words, plain, transforms_in_words
-from biprop.signature import Signature, parse_restrictions, parse_signature, parse_target
+from biprop.signature import Argument, Signature, parse_restrictions, parse_signature, parse_target
 
 __all__ = ["VALUES_MAX", "render_script"]
 
 VALUES_MAX = 20_000
 _RUNS_MAX = 200
 _BOUNDARY = 256
+# As `biprop.execution.untouched` says it.
+_WRITES = "The target writes into argument "
 
 _Spec = dict[str, object]
 _Launch = dict[str, list[object]]
@@ -41,15 +44,7 @@ def render_script(fixture: Fixture) -> str:
         UnsupportedError: The target is an operator of biprop itself, what differs is no plain
             output, or the tensors hold too many values to be written out.
     """
-    if fixture.reference.is_registered:
-        raise UnsupportedError(
-            f"Operator {fixture.operator} is part of biprop, so no script can do without biprop: "
-            f"use `biprop show {fixture.id[:8]} --issue`."
-        )
-    if fixture.backward_signature:
-        raise UnsupportedError(
-            "The target has a backward kernel of its own, which only biprop can call: use --issue."
-        )
+    _refuse(fixture)
     case, signature = fixture.case, parse_signature(fixture.signature)
     kernel = _kernel(fixture, signature)
     prepared = prepare(kernel, case, device="cpu")
@@ -87,11 +82,32 @@ def render_script(fixture: Fixture) -> str:
         runs=_RUNS_MAX,
         canonical=_literal(canonical),
         transformed=_literal(transformed),
-        read=_literal(None if first is None else _read(fixture, signature, first)),
+        read=_literal(
+            _differentiated(signature, is_parameter=case.judged == "parameter_gradients")
+            if first is None
+            else _read(fixture, signature, first)
+        ),
         expected=_literal(
             None if first is None else (first.canonical_bits, first.transformed_bits)
         ),
     )
+
+
+def _refuse(fixture: Fixture) -> None:
+    """Raise where no script can show without biprop what biprop saw."""
+    if fixture.reference.is_registered:
+        raise UnsupportedError(
+            f"Operator {fixture.operator} is part of biprop, so no script can do without biprop: "
+            f"use `biprop show {fixture.id[:8]} --issue`."
+        )
+    if fixture.backward_signature:
+        raise UnsupportedError(
+            "The target has a backward kernel of its own, which only biprop can call: use --issue."
+        )
+    if _WRITES in fixture.expect.message and fixture.expect.verdict is Verdict.CRASHES:
+        raise UnsupportedError(
+            "The target writes into an argument, which only biprop watches: use --issue."
+        )
 
 
 def _sdpa(wanted: SdpaBackend) -> dict[str, bool]:
@@ -173,16 +189,32 @@ def _read(fixture: Fixture, signature: Signature, first: BitDifference) -> _Spec
         "slot_axes": len(slot_axes(item)) if has_rows else 0,
         "canonical_slot": first.canonical_row,
         "transformed_slot": first.transformed_row,
+        **_differentiated(signature, is_parameter=item.token_axis is None),
+    }
+
+
+def _differentiated(signature: Signature, *, is_parameter: bool) -> _Spec:
+    """Return which arguments have gradients, and which outputs have upstream ones."""
+    return {
         "differentiated": [
             place
             for place, argument in enumerate(signature.arguments)
-            if argument.is_float and (argument.token_axis is None) == (item.token_axis is None)
+            if argument.is_float and (argument.token_axis is None) == is_parameter
         ],
         "outputs": [
             place
             for place, found in enumerate(signature.outputs)
             if found.is_float and not found.ignored
         ],
+    }
+
+
+def _expected(output: Argument, frame: Frame, case: Case) -> _Spec:
+    """Return what a launch must return for one output, as `biprop.execution.outputs` asks it."""
+    return {
+        "name": output.name,
+        "shape": frame.shape_of(output, case.dims),
+        "dtype": str(dtype_of(output, case)).removeprefix("torch."),
     }
 
 
@@ -204,7 +236,14 @@ class _Written:
                 for output in signature.outputs
                 if output.is_float and not output.ignored
             ]
-        return {"arguments": given, "upstream": upstream}
+        return {
+            "arguments": given,
+            "upstream": upstream,
+            "outputs": [
+                None if output.ignored else _expected(output, frame, case)
+                for output in signature.outputs
+            ],
+        }
 
     def _argument(self, value: object) -> object:
         if not isinstance(value, Tensor):

@@ -15,6 +15,7 @@ from biprop.reports.words import (
     case_in_words,
     claims_in_words,
     data_in_words,
+    errors_in_words,
     launches_in_words,
     place_in_words,
     plain,
@@ -147,15 +148,7 @@ def first_difference_lines(mismatch: Mismatch) -> list[str]:
     else:
         apart = f"{ulps} ULP apart" if ulps else "zeros of different sign"
     tokens = f", {mismatch.tokens} of {mismatch.tokens_compared} tokens"
-    errors = [
-        f"{name} {value:.3g}"
-        for name, value in (
-            ("max abs", mismatch.max_abs_error),
-            ("mean abs", mismatch.mean_abs_error),
-            ("max rel", mismatch.max_rel_error),
-        )
-        if value is not None
-    ]
+    errors = errors_in_words(mismatch)
     return [
         _line("first", f"{plain(place)}, {apart}"),
         _line("", _side("canonical", first)),
@@ -175,6 +168,10 @@ def render_replay(replayed: Replayed) -> str:
     cause = fixture.expect.cause
     what = f"{cause.verdict} of {cause.output or 'launch'}, {fixture.dtype} {fixture.direction}"
     lines = [f"{replayed.status}  {fixture.id[:8]}  {plain(fixture.operator)}  {what}"]
+    if replayed.refuted:
+        lines.append(
+            _line("REFUTED", f"{replayed.refuted} of {_count(len(replayed.verified), 'claim')}")
+        )
     if replayed.message:
         lines += _wrapped("message", plain(replayed.message), lines_max=6)
     if outcome is not None and outcome.cause is not None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from biprop.case import Case
 from biprop.data.recipe import Point, Recipe
 from biprop.fixtures.records import Fixture
-from biprop.judgment import BitDifference, Claim, ClaimValue, LaunchFact
+from biprop.judgment import BitDifference, Claim, ClaimValue, LaunchFact, Mismatch
 from biprop.signature import Signature
 from biprop.signature.query_context import Cutting, cutting_of
 from biprop.signature.roles import has_contexts
@@ -21,6 +21,7 @@ __all__ = [
     "case_in_words",
     "claims_in_words",
     "data_in_words",
+    "errors_in_words",
     "launch_in_words",
     "launches_in_words",
     "place_in_words",
@@ -66,10 +67,11 @@ def case_in_words(case: Case, signature: Signature | None = None) -> str:
     """
     lengths = [sequence.length for sequence in case.sequences]
     shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
+    ids = _ids_in_words(case)
     if len(lengths) == 1:
-        words = [f"1 sequence of {lengths[0]} token{'s' * (lengths[0] > 1)}"]
+        words = [f"1 sequence{ids} of {lengths[0]} token{'s' * (lengths[0] > 1)}"]
     else:
-        words = [f"{len(lengths)} sequences of {shown} tokens"]
+        words = [f"{len(lengths)} sequences{ids} of {shown} tokens"]
     prompts = [sequence.prompt_length for sequence in case.sequences]
     starts = [sequence.position_start for sequence in case.sequences]
     if signature is not None and has_contexts(signature):
@@ -89,6 +91,15 @@ def case_in_words(case: Case, signature: Signature | None = None) -> str:
         words.append(f"{case.execution.threads} threads")
     words += case.execution.words
     return plain(", ".join(words))
+
+
+def _ids_in_words(case: Case) -> str:
+    """Return the ids of the sequences where they are not the numbers that one would expect."""
+    ids = [sequence.id for sequence in case.sequences]
+    if ids == list(range(len(ids))):
+        return ""
+    shown = ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "")
+    return f" (id{'s' * (len(ids) > 1)} {shown})"
 
 
 def _contexts_in_words(case: Case, cutting: Cutting) -> list[str]:
@@ -162,10 +173,10 @@ def place_in_words(case: Case, path: tuple[int | str, ...]) -> str:
     match path:
         case ("dims", str(name)):
             return plain(name)
-        case ("sequences", int(index)):
-            return f"sequence {index}"
-        case ("sequences", int(index), str(field)):
-            return plain(f"{field.replace('_', ' ')} of sequence {index}")
+        case ("sequences", int(index)) if 0 <= index < len(case.sequences):
+            return f"sequence {case.sequences[index].id}"
+        case ("sequences", int(index), str(field)) if 0 <= index < len(case.sequences):
+            return plain(f"{field.replace('_', ' ')} of sequence {case.sequences[index].id}")
         case ("transforms", int(index), *rest) if 0 <= index < len(case.transforms):
             name = case.transforms[index].name
             return plain(f"{name}.{rest[-1]}" if rest else name)
@@ -209,7 +220,7 @@ def ulps_between(first: BitDifference, dtype: str) -> int | None:
     if dtype not in _WIDTHS:
         return None
     width = _WIDTHS[dtype]
-    infinity = ((1 << _EXPONENTS[dtype]) - 1) << (width - 1 - _EXPONENTS[dtype])
+    infinity = _infinity(dtype)
     places = []
     for text in (first.canonical_bits, first.transformed_bits):
         pattern = int(text, 16)
@@ -218,6 +229,50 @@ def ulps_between(first: BitDifference, dtype: str) -> int | None:
             return None
         places.append(-magnitude if pattern >> (width - 1) else magnitude)
     return abs(places[0] - places[1])
+
+
+def errors_in_words(mismatch: Mismatch) -> list[str]:
+    """Return how far apart an output is: `max abs 0.5`, `max rel inf`.
+
+    A record holds finite numbers only; which of `nan` and `inf` is missing there tells the first
+    difference.
+    """
+    first = mismatch.first
+    sides = {
+        _finiteness(bits, mismatch.dtype) for bits in (first.canonical_bits, first.transformed_bits)
+    }
+    apart = next((word for word in ("nan", "inf") if word in sides), "")
+    found = {
+        "max abs": mismatch.max_abs_error,
+        "mean abs": mismatch.mean_abs_error,
+        "max rel": mismatch.max_rel_error,
+    }
+    words = []
+    for name, value in found.items():
+        missing = apart
+        if name == "max rel" and mismatch.max_abs_error is not None:
+            # Something finite beside a canonical zero.
+            missing = "inf"
+        shown = missing if value is None else f"{value:.3g}"
+        if shown:
+            words.append(f"{name} {shown}")
+    return words
+
+
+def _finiteness(bits: str, dtype: str) -> str:
+    """Return `nan`, `inf`, or nothing for a number."""
+    if dtype not in _WIDTHS:
+        return ""
+    width = _WIDTHS[dtype]
+    magnitude = int(bits, 16) & ((1 << (width - 1)) - 1)
+    infinity = _infinity(dtype)
+    if magnitude < infinity:
+        return ""
+    return "inf" if magnitude == infinity else "nan"
+
+
+def _infinity(dtype: str) -> int:
+    return ((1 << _EXPONENTS[dtype]) - 1) << (_WIDTHS[dtype] - 1 - _EXPONENTS[dtype])
 
 
 def _claim_value(value: ClaimValue) -> str:
