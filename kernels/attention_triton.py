@@ -138,15 +138,15 @@ def _runs(query_mask: Tensor, context_mask: Tensor) -> _Ends:
 
 def _forward(ends: _Ends, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     _, slots, heads, width = q.shape
-    constants = _constants(q, k)
+    constants, group = _constants(q, k), heads // k.shape[2]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     launch(
         attention_tile,
-        _grid(ends, q, k, constants["P"]),
+        _grid(ends, q, k, constants["M"] // group),
         (
             *(q, k, v, *ends.tensors, out, lse),
-            *(width**-0.5, slots, heads // k.shape[2], width, *ends.strides),
+            *(width**-0.5, slots, group, width, *ends.strides),
             *(*q.stride(), *k.stride(), *v.stride()),
         ),
         constants=constants | {"PADDED": ends.padded, "WIDEN": interpreted(attention_tile)},
@@ -166,16 +166,16 @@ def _backward(
     lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _, slots, heads, width = q.shape
-    constants = _constants(q, k)
+    constants, group = _constants(q, k), heads // k.shape[2]
     delta = torch.empty(lse.shape, dtype=torch.float32, device=q.device)
     dq, dk, dv = (
         torch.empty(side.shape, dtype=side.dtype, device=side.device) for side in (q, k, v)
     )
-    scale, group = width**-0.5, heads // k.shape[2]
+    scale = width**-0.5
     strides = (*dout.stride(), *q.stride(), *k.stride(), *v.stride(), *lse.stride())
     launch(
         attention_dq_tile,
-        _grid(ends, q, k, constants["P"]),
+        _grid(ends, q, k, constants["M"] // group),
         (
             *(dout, dlse, q, k, v, out, lse, *ends.tensors, delta, dq),
             *(scale, slots, group, width, *ends.strides, *strides, *out.stride(), *dlse.stride()),
@@ -202,7 +202,7 @@ def _constants(q: Tensor, k: Tensor) -> dict[str, int]:
     rows, contexts = sizes[width]
     group = q.shape[2] // k.shape[2]
     rows = block_width(group, least=rows, most=HEADS_MAX)
-    return {"M": rows, "P": rows // group, "N": contexts, "D": width}
+    return {"M": rows, "N": contexts, "D": width}
 
 
 def _grid(ends: _Ends, side: Tensor, k: Tensor, size: int) -> tuple[int, ...]:
@@ -276,7 +276,7 @@ def ends_of(first, last, at, slot_count, PADDED: tl.constexpr):
 
 
 @triton.jit
-def rows_of(start, shift, head, tail, lower, upper, group, P: tl.constexpr, M: tl.constexpr):
+def rows_of(start, shift, head, tail, lower, upper, group, P, M: tl.constexpr):
     """Return position, slot and head of a tile's rows, which of them live, and which it writes."""
     row_M = tl.arange(0, M)
     place_M = row_M // group
@@ -304,10 +304,12 @@ def attention_tile(
     scale, query_slots, group, width, queries_at, contexts_at,
     q_row, q_slot, q_head, q_feature, k_row, k_slot, k_head, k_feature,
     v_row, v_slot, v_head, v_feature,
-    M: tl.constexpr, P: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
     PADDED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Attend from P positions of one sequence, N contexts at a time from position 0."""
+    # Not told to the compiler, which would make a kernel for every grouping of heads.
+    P = M // group
     head, tail, row, lower, upper = ends_of(
         query_first, query_last, queries_at, query_slots, PADDED
     )
@@ -396,10 +398,11 @@ def attention_dq_tile(
     dout_row, dout_slot, dout_head, dout_feature, q_row, q_slot, q_head, q_feature,
     k_row, k_slot, k_head, k_feature, v_row, v_slot, v_head, v_feature, lse_row, lse_slot, lse_head,
     out_row, out_slot, out_head, out_feature, dlse_row, dlse_slot, dlse_head,
-    M: tl.constexpr, P: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
     PADDED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Differentiate with respect to P positions of q, and store what all their keys need."""
+    P = M // group
     head, tail, row, lower, upper = ends_of(
         query_first, query_last, queries_at, query_slots, PADDED
     )
@@ -493,10 +496,11 @@ def attention_dkv_block(
     scale, query_slots, context_slots, group, width, queries_at, contexts_at,
     dout_row, dout_slot, dout_head, dout_feature, q_row, q_slot, q_head, q_feature,
     k_row, k_slot, k_head, k_feature, v_row, v_slot, v_head, v_feature, lse_row, lse_slot, lse_head,
-    M: tl.constexpr, P: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
     PADDED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Differentiate with respect to N contexts, P positions of queries at a time."""
+    P = M // group
     origin, stop, row, lower, upper = ends_of(
         context_first, context_last, contexts_at, context_slots, PADDED
     )
