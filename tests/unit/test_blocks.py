@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from biprop.execution.blocks import Span, _requests, _spans
+from biprop.execution.blocks import Span, _requests, _spans, dirty_sizes
 from biprop.execution.poison import Poisoner
 
 MIB = 1 << 20
@@ -139,3 +139,12 @@ class TestReached:
         poisoner.look_at(torch.zeros(8))
 
         assert not poisoner.reached
+
+
+def test_no_gap_is_left_between_blocks_that_join() -> None:
+    """Each block is filled up to the step that the allocator rounds sizes to."""
+    sizes = [(3, torch.float32), (1000, torch.bfloat16), (128, torch.float32), (0, torch.float32)]
+    spans = dirty_sizes(sizes, torch.device("cpu"), "nan")
+
+    filled = [span.end - span.start for span in spans]
+    assert filled == [512, 512, 2048, 2048, 512, 512]

@@ -104,7 +104,8 @@ LIMITS: dict[Lane, Limits] = {
         head_dim_max=256,
         padding_max=70,
     ),
-    # PyTorch's attention splits its keys from 257 on, and its embedding sorts from 3,073 tokens on.
+    # PyTorch's attention changes with the batch from some hundred keys on, the gradient of its
+    # embedding from run to run from 3,073 tokens on (ci/evidence/findings.json).
     "gpu-target": Limits(
         tokens_max=4608,
         length_max=640,
