@@ -299,8 +299,12 @@ class TestStopped:
     def test_interrupt_keeps_what_was_found(self, folder: Path, number: signal.Signals) -> None:
         """Exit code 130, no traceback; what was found so far is stored and printed."""
         process = self.started(folder)
-        # Long enough for the first failure, and for minimising to begin.
-        time.sleep(5)
+        calls = folder / "calls.txt"
+        deadline = time.monotonic() + 60
+        # Counted in calls of more than one row, not in seconds: so many mean, on a machine of any
+        # speed, that a case has failed and is being minimised.
+        while time.monotonic() < deadline and not (calls.exists() and calls.stat().st_size >= 60):
+            time.sleep(0.05)
         process.send_signal(number)
         if number is signal.SIGTERM:
             # `timeout` sends it to the process, and then to its group.
