@@ -65,7 +65,7 @@ def form(line: str) -> str:
     """Return a line without what may differ from machine to machine."""
     line = re.sub(r"0x[0-9a-f]+", "0x", IDENTITY.sub("ID", line))
     # Which of several equal minima is reached, and what its values are, may differ.
-    line = re.sub(r"\[K=\d+\]|-?\d[\d.e-]*(?: ULP apart)?", "#", line)
+    line = re.sub(r"\[K=\d+\]|-?\d[\d.e-]*(?: ULP apart)?|\b(?:inf|nan)\b", "#", line)
     return " ".join(line.split())
 
 

@@ -11,7 +11,9 @@ from tests.cli.commands import Run, one_sentence
 from tests.cli.targets import MINE
 from tests.unit.sample_fixtures import sample
 
-from biprop.fixtures.records import FORMAT, fixture_text
+from biprop.fixtures.load import read_fixture
+from biprop.fixtures.records import FORMAT, fixture_text, make_fixture
+from biprop.judgment import Outcome
 from biprop.operators import KernelReference
 from biprop.reports.issue import render_issue
 
@@ -126,10 +128,23 @@ class TestStatus:
     ) -> None:
         """The worst of them decides the exit code, and --json lists all."""
         (elsewhere / "mine.py").write_text(MENDED)
-        native = sample()
+        (elsewhere / "twin.py").write_text(MINE)
+        mended = read_fixture(found)
+        twin = "twin.py:centre_wrongly"
+        broken = make_fixture(
+            reference=attrs.evolve(mended.reference, operator=twin, target=twin),
+            case=mended.case,
+            outcome=Outcome(
+                verdict=mended.expect.verdict,
+                cause=mended.expect.cause,
+                mismatches=mended.expect.mismatches,
+            ),
+            proof=mended.proof,
+            provenance=mended.provenance,
+        )
         first = biprop("show", str(found), "--issue").out
-        text = f"Two of them.\n\n{first}\nAnd:\n\n{render_issue(native)}"
-        allowed = (*ALLOWED, "--allow-target", native.target)
+        text = f"Two of them.\n\n{first}\nAnd:\n\n{render_issue(broken)}"
+        allowed = (*ALLOWED, "--allow-target", twin)
 
         result = biprop("replay", "-", *allowed, text=text)
         as_json = biprop("replay", "-", *allowed, "--json", text=text)

@@ -305,6 +305,19 @@ def crashed(x, weight):
 '''
 
 
+@attrs.frozen(kw_only=True)
+class Script:
+    """A fixture whose script is run.
+
+    Attributes:
+        fixture: The fixture.
+        text: Of the file that the target lies in.
+    """
+
+    fixture: Fixture
+    text: str = KERNEL
+
+
 def found(tmp_path: Path, name: str, case: Case, *, text: str = KERNEL) -> Fixture:
     """Judge a case of the file's kernel here, and return its fixture."""
     path = tmp_path / "kernels_here.py"
@@ -330,9 +343,11 @@ def found(tmp_path: Path, name: str, case: Case, *, text: str = KERNEL) -> Fixtu
 
 
 ALONE = """
-import runpy, sys
+import os, runpy, sys
 sys.modules["biprop"] = None
 for script in sys.argv[1:]:
+    sys.modules.pop("kernels_here", None)
+    os.chdir(os.path.dirname(script))
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
@@ -342,14 +357,18 @@ for script in sys.argv[1:]:
 """
 
 
-def run_alone(tmp_path: Path, *fixtures: Fixture) -> list[str]:
+def run_alone(tmp_path: Path, *scripts: Script) -> list[str]:
     """Run scripts of fixtures where biprop cannot be imported; return what each printed."""
-    scripts = [tmp_path / f"show{index}.py" for index in range(len(fixtures))]
-    for script, fixture in zip(scripts, fixtures, strict=True):
-        script.write_text(render_script(fixture), encoding="utf-8")
+    paths = []
+    for number, script in enumerate(scripts):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "kernels_here.py").write_text(script.text, encoding="utf-8")
+        paths.append(folder / "show.py")
+        paths[-1].write_text(render_script(script.fixture), encoding="utf-8")
     # One process for all, since importing torch takes most of the time.
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, *map(str, scripts)],
+        [sys.executable, "-c", ALONE, *map(str, paths)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -376,8 +395,23 @@ TRANSFORMS = (
 )
 
 
+# Drawn values, and gradients.
+DRAWN = Case(
+    dtype="float32",
+    dims={"H": 64},
+    judged="token_gradients",
+    sequences=(LogicalSequence(id=3, length=1),),
+    data={"x": Recipe(kind="normal"), "dy": Recipe(kind="normal")},
+    policy_state={"weight": Recipe(kind="normal")},
+    transforms=(TransformData(name="AddNeighbours", values={"count": 1}),),
+)
+
+
 def test_script_shows_both_patterns_without_biprop(tmp_path: Path) -> None:
-    """It exits 1 and prints the bits that biprop saw, for three kinds of transforms."""
+    """It exits 1 and prints the bits that biprop saw, for three kinds of transforms.
+
+    Values that a recipe draws are written out; gradients are taken as biprop takes them.
+    """
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     fixtures = [
         found(
@@ -396,8 +430,11 @@ def test_script_shows_both_patterns_without_biprop(tmp_path: Path) -> None:
         for transform in TRANSFORMS
     ]
 
-    for fixture, printed in zip(fixtures, run_alone(tmp_path, *fixtures), strict=True):
-        assert_shows(fixture, printed)
+    drawn = found(tmp_path, "scaled", DRAWN)
+    scripts = [Script(fixture=fixture) for fixture in (*fixtures, drawn)]
+
+    for script, printed in zip(scripts, run_alone(tmp_path, *scripts), strict=True):
+        assert_shows(script.fixture, printed)
 
 
 def assert_shows(fixture: Fixture, printed: str) -> None:
@@ -406,43 +443,6 @@ def assert_shows(fixture: Fixture, printed: str) -> None:
     assert f"canonical    {first.canonical_bits}" in printed
     assert f"transformed  {first.transformed_bits}" in printed
     assert printed.endswith("exit 1")
-
-
-def test_script_of_drawn_values_and_gradients_holds_them(tmp_path: Path) -> None:
-    """Values that a recipe draws are written out; gradients are taken as biprop takes them."""
-    case = Case(
-        dtype="float32",
-        dims={"H": 64},
-        judged="token_gradients",
-        sequences=(LogicalSequence(id=3, length=1),),
-        data={"x": Recipe(kind="normal"), "dy": Recipe(kind="normal")},
-        policy_state={"weight": Recipe(kind="normal")},
-        transforms=(TransformData(name="AddNeighbours", values={"count": 1}),),
-    )
-    fixture = found(tmp_path, "scaled", case)
-
-    assert_shows(fixture, *run_alone(tmp_path, fixture))
-
-
-def test_script_of_a_crash_shows_it(tmp_path: Path) -> None:
-    """It exits 1 with the exception, and 0 once the target no longer raises."""
-    case = Case(
-        dtype="float32",
-        dims={"H": 3},
-        sequences=(LogicalSequence(id=0, length=1),),
-        data={"x": Recipe(kind="ones")},
-        policy_state={"weight": Recipe(kind="ones")},
-        transforms=(TransformData(name="AddNeighbours", values={"count": 1}),),
-    )
-    fixture = found(tmp_path, "crashed", case)
-    (crashes,) = run_alone(tmp_path, fixture)
-    path = tmp_path / "kernels_here.py"
-    path.write_text(KERNEL.replace("raise RuntimeError", "print"), encoding="utf-8")
-    (mended,) = run_alone(tmp_path, fixture)
-
-    assert "two rows are too many" in crashes
-    assert crashes.endswith("exit 1")
-    assert mended.endswith("exit 0")
 
 
 def ones(**changes: object) -> Case:
@@ -458,49 +458,50 @@ def ones(**changes: object) -> Case:
     return attrs.evolve(case, **changes)  # type: ignore[arg-type]  # names of its fields
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ("x.sum(1, keepdim=True)", "has ((2, 1), 'float32', 'cpu') instead of ((2,), "),
-        ("x.sum(1).double()", "has ((2,), 'float64', 'cpu') instead of ((2,), 'float32'"),
-        ("(x.sum(1), x)", "2 values returned instead of 1"),
-        ("None", "output y is no dense tensor"),
-    ],
+RAISING = 'raise RuntimeError("two rows are too many")'
+# What is wrong with two rows, how it is mended, and what a script says of it.
+CRASHES = (
+    (RAISING, 'print("two rows are too many")', "two rows are too many"),
+    ("return x.sum(1, keepdim=True)", "pass", "has ((2, 1), 'float32', 'cpu') instead of ((2,), "),
+    (
+        "return x.sum(1).double()",
+        "pass",
+        "has ((2,), 'float64', 'cpu') instead of ((2,), 'float32'",
+    ),
+    ("return (x.sum(1), x)", "pass", "2 values returned instead of 1"),
+    ("return None", "pass", "output y is no dense tensor"),
 )
-def test_script_of_a_wrong_output_checks_it(tmp_path: Path, wrong: str, said: str) -> None:
-    """A launch that returns something else than its signature says raises nothing by itself."""
-    raising = 'raise RuntimeError("two rows are too many")'
-    text = KERNEL.replace(raising, f"return {wrong}")
-    fixture = found(tmp_path, "crashed", ones(), text=text)
-    (crashes,) = run_alone(tmp_path, fixture)
-    (tmp_path / "kernels_here.py").write_text(KERNEL.replace(raising, "pass"), encoding="utf-8")
-    (mended,) = run_alone(tmp_path, fixture)
-
-    assert fixture.expect.verdict is Verdict.CRASHES
-    assert said in crashes
-    assert crashes.endswith("exit 1")
-    assert mended.endswith("exit 0")
 
 
-def test_script_of_a_crash_of_gradients_ends_when_it_is_mended(tmp_path: Path) -> None:
-    """Gradients are taken as biprop takes them, so that nothing else raises."""
-    case = ones(
+def test_script_of_a_crash_shows_it_until_it_is_mended(tmp_path: Path) -> None:
+    """It exits 1 with what was wrong, and 0 once the target is mended; gradients likewise.
+
+    A launch that returns something else than its signature says raises nothing by itself.
+    """
+    gradients = ones(
         judged="token_gradients", data={"x": Recipe(kind="ones"), "dy": Recipe(kind="ones")}
     )
-    fixture = found(tmp_path, "crashed", case)
-    (crashes,) = run_alone(tmp_path, fixture)
-    path = tmp_path / "kernels_here.py"
-    path.write_text(KERNEL.replace("raise RuntimeError", "print"), encoding="utf-8")
-    (mended,) = run_alone(tmp_path, fixture)
+    scripts, said = [], []
+    for case, (wrong, mended, words) in [*((ones(), c) for c in CRASHES), (gradients, CRASHES[0])]:
+        text = KERNEL.replace(RAISING, wrong)
+        fixture = found(tmp_path, "crashed", case, text=text)
+        assert fixture.expect.verdict is Verdict.CRASHES
+        scripts += [
+            Script(fixture=fixture, text=text),
+            Script(fixture=fixture, text=KERNEL.replace(RAISING, mended)),
+        ]
+        said += [words]
+    printed = run_alone(tmp_path, *scripts)
 
-    assert "two rows are too many" in crashes
-    assert crashes.endswith("exit 1")
-    assert mended.endswith("exit 0")
+    for words, crashes, mended in zip(said, printed[::2], printed[1::2], strict=True):
+        assert words in crashes
+        assert crashes.endswith("exit 1"), words
+        assert mended.endswith("exit 0"), words
 
 
 def test_script_of_a_write_into_an_argument_is_refused(tmp_path: Path) -> None:
     """Only biprop watches arguments: a script that says that all is well would be wrong."""
-    text = KERNEL.replace('raise RuntimeError("two rows are too many")', "x.zero_()")
+    text = KERNEL.replace(RAISING, "x.zero_()")
     fixture = found(tmp_path, "crashed", ones(), text=text)
 
     with pytest.raises(UnsupportedError, match="writes into an argument"):
@@ -559,7 +560,7 @@ def test_script_holds_no_words_of_a_stranger_outside_comments(tmp_path: Path) ->
         operator=target, target=target, signature="input[T,K], weight[N,K] -> out[T,N]"
     )
     script = render_script(sample(reference=reference))
-    (printed,) = run_alone(tmp_path, sample(reference=reference))
+    (printed,) = run_alone(tmp_path, Script(fixture=sample(reference=reference)))
 
     compile(script, "script", "exec")
     assert printed.startswith("raised")
