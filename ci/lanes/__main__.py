@@ -12,7 +12,7 @@ from ci.lanes.cells import CellOptions, run_cells
 from ci.lanes.finding import run_findings
 from ci.lanes.known import KNOWN, Known
 from ci.lanes.records import PARTS, Evidence, EvidenceError, Part, Run
-from ci.lanes.timing import run_times
+from ci.lanes.timing import run_speeds, run_times
 from ci.lanes.where import ROOT, check_device, this_run
 
 from biprop.cli.options import parse_device
@@ -76,6 +76,7 @@ def gpu(
         "nightly": lambda: cells_of("nightly"),
         "findings": findings,
         "times": lambda: run_times(run, folder / "times.json", device=device),
+        "speeds": lambda: run_speeds(run, folder / "speeds.json", device=device),
     }
     lines = []
     for part in wanted:

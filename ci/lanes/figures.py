@@ -21,10 +21,11 @@ from ci.lanes.records import (
     FindingResult,
     FindingsEvidence,
     Part,
+    SpeedsEvidence,
     TimesEvidence,
     read_evidence,
 )
-from ci.lanes.timing import times_table
+from ci.lanes.timing import speeds_table, times_table
 from ci.lanes.where import ROOT
 
 from biprop.errors import BipropError
@@ -67,12 +68,14 @@ class Collected:
         nightly: Of the part nightly.
         findings: Of the part findings.
         times: Of the part times.
+        speeds: Of the part speeds.
     """
 
     pr: CellsEvidence | None = None
     nightly: CellsEvidence | None = None
     findings: FindingsEvidence | None = None
     times: TimesEvidence | None = None
+    speeds: SpeedsEvidence | None = None
 
     @property
     def parts(self) -> dict[Part, Evidence]:
@@ -82,6 +85,7 @@ class Collected:
             "nightly": self.nightly,
             "findings": self.findings,
             "times": self.times,
+            "speeds": self.speeds,
         }
         return {part: evidence for part, evidence in found.items() if evidence is not None}
 
@@ -226,10 +230,21 @@ def _times(evidence: Collected) -> str:
     return "\n".join([intro, "", *_table(head, rows)])
 
 
+def _speeds(evidence: Collected) -> str:
+    """Return how fast the Triton kernels are beside torch's own."""
+    if evidence.speeds is None:
+        return "No run on a GPU is recorded yet."
+    head, rows = speeds_table(evidence.speeds)
+    return "\n".join(
+        [f"Medians in milliseconds, on {_place(evidence.speeds)}:", "", *_table(head, rows)]
+    )
+
+
 _SECTIONS: Mapping[str, Callable[[Collected], str]] = {
     "gpu": _gpu,
     "cells": _cells,
     "times": _times,
+    "speeds": _speeds,
 }
 
 

@@ -1,7 +1,7 @@
 """Evidence: what a lane on a device showed, as one JSON file a part.
 
 Records, reading and writing only. What fills them: `recording` and `cells` (pr, nightly),
-`finding` (findings), `timing` (times). `figures` turns the committed ones into text.
+`finding` (findings), `timing` (times, speeds). `figures` turns the committed ones into text.
 """
 
 import json
@@ -32,6 +32,8 @@ __all__ = [
     "Power",
     "ReplayResult",
     "Run",
+    "SpeedCell",
+    "SpeedsEvidence",
     "TestCounts",
     "TimedCell",
     "TimesEvidence",
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 FORMAT = "biprop-evidence-1"
-Part = Literal["pr", "nightly", "findings", "times"]
+Part = Literal["pr", "nightly", "findings", "times", "speeds"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BYTES_MAX = 1 << 24
@@ -385,12 +387,55 @@ class TimesEvidence:
     times: tuple[TimedCell, ...]
 
 
-Evidence = CellsEvidence | FindingsEvidence | TimesEvidence
+@attrs.frozen(kw_only=True)
+class SpeedCell:
+    """A Triton kernel beside what torch has for the same (`ci/benchmarks/kernel_speed.py`).
+
+    Attributes:
+        target: Operator and form.
+        dtype: Of its tensors.
+        direction: `forward` or `backward`.
+        dims: Sizes of the free dimensions.
+        tokens: Of the launch.
+        native: What torch was asked for.
+        seconds: Median of the Triton kernel.
+        native_seconds: Median of torch's.
+    """
+
+    target: str
+    dtype: str
+    direction: str
+    dims: dict[str, int]
+    tokens: int
+    native: str
+    seconds: float
+    native_seconds: float
+
+
+@attrs.frozen(kw_only=True)
+class SpeedsEvidence:
+    """Evidence of the part speeds.
+
+    Attributes:
+        format: `biprop-evidence-1`.
+        part: `speeds`.
+        run: What ran.
+        speeds: One a target, dtype and direction, in the order of the benchmark.
+    """
+
+    format: str = attrs.field(validator=_is_format)
+    part: Literal["speeds"]
+    run: Run
+    speeds: tuple[SpeedCell, ...]
+
+
+Evidence = CellsEvidence | FindingsEvidence | TimesEvidence | SpeedsEvidence
 _RECORDS: dict[Part, type[Evidence]] = {
     "pr": CellsEvidence,
     "nightly": CellsEvidence,
     "findings": FindingsEvidence,
     "times": TimesEvidence,
+    "speeds": SpeedsEvidence,
 }
 
 

@@ -1,7 +1,7 @@
-"""The part times: where the time of an example goes, as evidence.
+"""The parts times and speeds: where the time of an example goes, and how fast kernels are.
 
-What is measured and how says `ci/benchmarks/example_time.py`, which runs here once a target, so
-that each is kept as it ends.
+What is measured and how say `ci/benchmarks/example_time.py` and `kernel_speed.py`, which run here
+once a target, so that each is kept as it ends.
 """
 
 import json
@@ -10,19 +10,32 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
-from ci.lanes.records import FORMAT, EvidenceError, Run, TimedCell, TimesEvidence, write_evidence
+from ci.lanes.records import (
+    FORMAT,
+    EvidenceError,
+    Run,
+    SpeedCell,
+    SpeedsEvidence,
+    TimedCell,
+    TimesEvidence,
+    write_evidence,
+)
 from ci.lanes.where import ROOT
 
-__all__ = ["run_times", "times_table"]
+__all__ = ["run_speeds", "run_times", "speeds_table", "times_table"]
 
 _SCRIPT = "ci/benchmarks/example_time.py"
+_SPEED_SCRIPT = "ci/benchmarks/kernel_speed.py"
 _DTYPES = ("float32", "bfloat16")
 _DIGITS = 7
 _DEVICE_STAGES = ("values", "arguments", "launching")
+
+_Measuring = TypeVar("_Measuring", TimesEvidence, SpeedsEvidence)
 
 
 def run_times(run: Run, path: Path, *, device: str, more: tuple[str, ...] = ()) -> TimesEvidence:
@@ -41,27 +54,26 @@ def run_times(run: Run, path: Path, *, device: str, more: tuple[str, ...] = ()) 
     from ci.benchmarks.example_time import LARGE  # noqa: PLC0415
 
     evidence = TimesEvidence(format=FORMAT, part="times", run=run, times=())
-    write_evidence(path, evidence)
-    start, failed = time.monotonic(), 0
-    for target in LARGE:
-        words = [_SCRIPT, "--device", device, "--targets", target, "--dtypes", *_DTYPES, *more]
-        found = _measured(words)
-        failed += found is None
-        evidence = attrs.evolve(
-            evidence,
-            times=(*evidence.times, *(found or ())),
-            run=attrs.evolve(
-                evidence.run,
-                commands=(*evidence.run.commands, shlex.join(["python3", *words])),
-                seconds=round(time.monotonic() - start, 1),
-            ),
-        )
-        write_evidence(path, evidence)
-    ended = attrs.evolve(
-        evidence, run=attrs.evolve(evidence.run, is_complete=not failed, is_met=not failed)
+    return _run_each(
+        evidence, path, script=_SCRIPT, targets=LARGE, device=device, more=more, add=_with_times
     )
-    write_evidence(path, ended)
-    return ended
+
+
+def run_speeds(run: Run, path: Path, *, device: str, more: tuple[str, ...] = ()) -> SpeedsEvidence:
+    """Run the benchmark of the kernels; arguments, result and errors as of `run_times`."""
+    # As above.
+    from ci.benchmarks.kernel_speed import COMPARED  # noqa: PLC0415
+
+    evidence = SpeedsEvidence(format=FORMAT, part="speeds", run=run, speeds=())
+    return _run_each(
+        evidence,
+        path,
+        script=_SPEED_SCRIPT,
+        targets=COMPARED,
+        device=device,
+        more=more,
+        add=_with_speeds,
+    )
 
 
 def times_table(evidence: TimesEvidence) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -87,18 +99,80 @@ def times_table(evidence: TimesEvidence) -> tuple[tuple[str, ...], list[tuple[st
     return head, rows
 
 
-def _measured(words: list[str]) -> tuple[TimedCell, ...] | None:
-    """Return what the benchmark found; None where it failed, and said why itself."""
+def speeds_table(evidence: SpeedsEvidence) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the head and the rows of the table of speeds, in milliseconds."""
+    head = ("operator", "dtype", "direction", "sizes", "tokens", "Triton", "torch", "ratio", "of")
+    rows = [
+        (
+            *(cell.target, cell.dtype, cell.direction),
+            " ".join(f"{name}={size:,}" for name, size in cell.dims.items()) or "-",
+            f"{cell.tokens:,}",
+            *(_milliseconds(cell.seconds), _milliseconds(cell.native_seconds)),
+            f"{cell.seconds / cell.native_seconds:.2f}" if cell.native_seconds else "-",
+            cell.native,
+        )
+        for cell in evidence.speeds
+    ]
+    return head, rows
+
+
+def _run_each(
+    evidence: _Measuring,
+    path: Path,
+    *,
+    script: str,
+    targets: Iterable[str],
+    device: str,
+    more: tuple[str, ...],
+    add: Callable[[_Measuring, list[dict[str, Any]]], _Measuring],
+) -> _Measuring:
+    """Run a benchmark once a target, and keep each as it ends."""
+    write_evidence(path, evidence)
+    start, failed = time.monotonic(), 0
+    for target in targets:
+        words = [script, "--device", device, "--targets", target, "--dtypes", *_DTYPES, *more]
+        cells = _measured(words)
+        failed += cells is None
+        evidence = add(evidence, cells or [])
+        ran = attrs.evolve(
+            evidence.run,
+            commands=(*evidence.run.commands, shlex.join(["python3", *words])),
+            seconds=round(time.monotonic() - start, 1),
+        )
+        evidence = attrs.evolve(evidence, run=ran)
+        write_evidence(path, evidence)
+    ended = attrs.evolve(
+        evidence, run=attrs.evolve(evidence.run, is_complete=not failed, is_met=not failed)
+    )
+    write_evidence(path, ended)
+    return ended
+
+
+def _with_times(evidence: TimesEvidence, cells: list[dict[str, Any]]) -> TimesEvidence:
+    return attrs.evolve(evidence, times=(*evidence.times, *map(_timed, cells)))
+
+
+def _with_speeds(evidence: SpeedsEvidence, cells: list[dict[str, Any]]) -> SpeedsEvidence:
+    return attrs.evolve(evidence, speeds=(*evidence.speeds, *map(_speed, cells)))
+
+
+def _measured(words: list[str]) -> list[dict[str, Any]] | None:
+    """Return what a benchmark found; None where it failed, and said why itself."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "times.json")
         done = subprocess.run([sys.executable, *words, "--out", str(out)], cwd=ROOT, check=False)
         if done.returncode or not out.is_file():
             return None
-        cells = json.loads(out.read_text(encoding="utf-8"))["cells"]
-    return tuple(_cell(cell) for cell in cells)
+        found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))["cells"]
+    return found
 
 
-def _cell(data: dict[str, Any]) -> TimedCell:
+def _speed(data: dict[str, Any]) -> SpeedCell:
+    rounded = {name: round(data[name], _DIGITS) for name in ("seconds", "native_seconds")}
+    return SpeedCell(**{**data, **rounded})
+
+
+def _timed(data: dict[str, Any]) -> TimedCell:
     try:
         return TimedCell(
             target=data["target"],

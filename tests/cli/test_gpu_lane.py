@@ -11,14 +11,15 @@ from pathlib import Path
 
 import attrs
 import pytest
+from ci.benchmarks.kernel_speed import COMPARED
 from ci.lanes.__main__ import main
 from ci.lanes.cells import CellOptions, run_cells
 from ci.lanes.finding import run_findings
 from ci.lanes.known import Expected, Known
 from ci.lanes.records import CellsEvidence, read_evidence
-from ci.lanes.timing import run_times
+from ci.lanes.timing import run_speeds, run_times
 from ci.lanes.where import ROOT, this_run
-from tests.unit.evidence_samples import TIMES
+from tests.unit.evidence_samples import SPEEDS, TIMES
 
 # PyTorch's own product on a CPU: a token alone goes another way than the same token in a batch.
 LINEAR = Known(
@@ -152,6 +153,23 @@ def test_times_are_kept_target_by_target(tmp_path: Path, monkeypatch: pytest.Mon
     assert "det_gemm/packed" not in targets
     assert len(evidence.run.commands) == len(targets) + 1
     assert not evidence.run.is_met
+
+
+def test_speeds_are_kept_target_by_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each target of the benchmark has its rows, and a run of all of them is whole."""
+
+    def measure(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        cell = attrs.evolve(SPEEDS.speeds[0], target=words[words.index("--targets") + 1])
+        Path(words[-1]).write_text(json.dumps({"cells": [attrs.asdict(cell)]}))
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr("ci.lanes.timing.subprocess.run", measure)
+    path = tmp_path / "speeds.json"
+    evidence = run_speeds(this_run("cpu"), path, device="cpu")
+
+    assert read_evidence(path) == evidence
+    assert [cell.target for cell in evidence.speeds] == list(COMPARED)
+    assert evidence.run.is_met
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from ci.lanes.records import (
     Power,
     ReplayResult,
     Run,
+    SpeedCell,
+    SpeedsEvidence,
     TestCounts,
     TimedCell,
     TimesEvidence,
@@ -23,7 +25,7 @@ from tests.unit.sample_fixtures import sample
 
 from biprop.fixtures.records import fixture_to_data
 
-__all__ = ["CELLS", "FINDINGS", "RUN", "TIMES"]
+__all__ = ["CELLS", "FINDINGS", "RUN", "SPEEDS", "TIMES"]
 
 RUN = Run(
     date="2026-11-29",
@@ -134,6 +136,23 @@ TIMES = TimesEvidence(
             device_microseconds={"values": 100, "arguments": 50, "launching": 300},
             materialising_to_launching=0.5,
             judged_seconds=0.0042,
+        ),
+    ),
+)
+SPEEDS = SpeedsEvidence(
+    format=FORMAT,
+    part="speeds",
+    run=RUN,
+    speeds=(
+        SpeedCell(
+            target="rms_norm/packed",
+            dtype="bfloat16",
+            direction="forward",
+            dims={"H": 8192},
+            tokens=4096,
+            native="functional.rms_norm",
+            seconds=0.0003,
+            native_seconds=0.0002,
         ),
     ),
 )
