@@ -18,6 +18,7 @@ from torch import Tensor
 
 from biprop.kernels.interpreting import block_width, interpreted, launch
 from biprop.kernels.narrowing import narrow
+from biprop.kernels.products import add_product, product
 
 __all__ = ["backward_packed", "backward_padded", "forward_packed", "forward_padded"]
 
@@ -351,7 +352,7 @@ def attention_tile(
         if WIDEN:
             k_ND = k_ND.to(tl.float32)
             v_ND = v_ND.to(tl.float32)
-        scores_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale
+        scores_MN = product(q_MD, tl.trans(k_ND), WIDEN) * scale
         seen_MN = live_M[:, None] & (key_N[None, :] <= position_M[:, None])
         scores_MN = tl.where(seen_MN, scores_MN, float("-inf"))
         after_M = tl.maximum(largest_M, tl.max(scores_MN, axis=1))
@@ -363,7 +364,7 @@ def attention_tile(
         out_MD = out_MD * rescale_M[:, None]
         if not WIDEN:
             weights_MN = weights_MN.to(v_ND.dtype)
-        out_MD = tl.dot(weights_MN, v_ND, out_MD, input_precision="ieee")
+        out_MD = add_product(weights_MN, v_ND, out_MD, WIDEN)
         largest_M = after_M
     has_key_M = total_M != 0.0
     divisor_M = tl.where(has_key_M, total_M, 1.0)
@@ -462,14 +463,14 @@ def attention_dq_tile(
         if WIDEN:
             k_ND = k_ND.to(tl.float32)
             v_ND = v_ND.to(tl.float32)
-        scores_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale
+        scores_MN = product(q_MD, tl.trans(k_ND), WIDEN) * scale
         seen_MN = live_M[:, None] & (key_N[None, :] <= position_M[:, None])
         weights_MN = tl.exp(tl.where(seen_MN, scores_MN, float("-inf")) - lse_M[:, None])
-        dweights_MN = tl.dot(dout_MD, tl.trans(v_ND), input_precision="ieee")
+        dweights_MN = product(dout_MD, tl.trans(v_ND), WIDEN)
         dscores_MN = tl.where(seen_MN, weights_MN * (dweights_MN - delta_M[:, None]), 0.0)
         if not WIDEN:
             dscores_MN = dscores_MN.to(k_ND.dtype)
-        dq_MD = tl.dot(dscores_MN, k_ND, dq_MD, input_precision="ieee")
+        dq_MD = add_product(dscores_MN, k_ND, dq_MD, WIDEN)
     index_M = (row * query_slots + slot_M) * (tl.num_programs(2) * group) + head_M
     tl.store(delta + index_M, delta_M, mask=written_M)
     tl.store(
@@ -563,16 +564,16 @@ def attention_dkv_block(
         if WIDEN:
             q_MD = q_MD.to(tl.float32)
             dout_MD = dout_MD.to(tl.float32)
-        scores_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale
+        scores_MN = product(q_MD, tl.trans(k_ND), WIDEN) * scale
         seen_MN = live_M[:, None] & live_N[None, :] & (key_N[None, :] <= position_M[:, None])
         weights_MN = tl.exp(tl.where(seen_MN, scores_MN, float("-inf")) - lse_M[:, None])
-        dweights_MN = tl.dot(dout_MD, tl.trans(v_ND), input_precision="ieee")
+        dweights_MN = product(dout_MD, tl.trans(v_ND), WIDEN)
         dscores_MN = tl.where(seen_MN, weights_MN * (dweights_MN - delta_M[:, None]), 0.0)
         if not WIDEN:
             weights_MN = weights_MN.to(dout_MD.dtype)
             dscores_MN = dscores_MN.to(q_MD.dtype)
-        dv_ND = tl.dot(tl.trans(weights_MN), dout_MD, dv_ND, input_precision="ieee")
-        dk_ND = tl.dot(tl.trans(dscores_MN), q_MD, dk_ND, input_precision="ieee")
+        dv_ND = add_product(tl.trans(weights_MN), dout_MD, dv_ND, WIDEN)
+        dk_ND = add_product(tl.trans(dscores_MN), q_MD, dk_ND, WIDEN)
     index_N = (row * context_slots + slot_N) * tl.num_programs(2) + shared
     index_ND = (index_N * width)[:, None] + feature_D[None, :]
     written_ND = ((slot_N >= lower) & (slot_N < upper))[:, None] & live_D[None, :]
