@@ -6,8 +6,10 @@ no errors of this kind: they are verdicts (`biprop.judgment`) until a test raise
 """
 
 __all__ = [
+    "BackendError",
     "BipropError",
     "CaseError",
+    "ContractError",
     "DeviceError",
     "FixtureError",
     "OutputError",
@@ -51,8 +53,16 @@ class CaseError(BipropError, ValueError):
     """A case is illegal for its signature."""
 
 
+class ContractError(BipropError, ValueError):
+    """A contract cannot be read, demands less than it may, or has no such cell."""
+
+
 class UnsupportedError(BipropError):
     """The operator declared that it cannot run the case, or this version cannot."""
+
+
+class BackendError(BipropError):
+    """A registered backend let something else compute in its place."""
 
 
 class FixtureError(BipropError, ValueError):
