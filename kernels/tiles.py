@@ -33,7 +33,9 @@ __all__ = [
     "row_count",
     "row_panels",
     "tile_of_rows",
+    "tiles_of_tokens",
     "token_blocks",
+    "token_count",
     "weight_panels",
 ]
 
@@ -86,6 +88,27 @@ def tile_of_rows(
     rows_ND = values_ND[start : start + rows]
     tile_RD[: rows_ND.shape[0], : rows_ND.shape[1]] = rows_ND
     return tile_RD
+
+
+def token_count(device: torch.device) -> int:
+    """Return the tokens of a tile on a device, where each has one number: a multiple of 64.
+
+    So exp meets whole vectors only, and a CPU computes the tile on one thread.
+    """
+    return row_count(device, PANEL_WIDTH) * PANEL_WIDTH
+
+
+def tiles_of_tokens(*values: Tensor, start: int, count: int) -> tuple[Tensor, ...]:
+    """Copy numbers of tokens into fresh float32 tiles `[count]`, zeros past the last token.
+
+    Args:
+        values: Each `[N]` of any float dtype and stride.
+        start: First token.
+        count: Of each tile.
+    """
+    live = torch.stack([values_N[start : start + count].float() for values_N in values])
+    # Filled up together: of numbers so few, the calls are the cost.
+    return torch.nn.functional.pad(live, (0, count - live.shape[1])).unbind(0)
 
 
 def block_groups(blocks: Sequence[TokenBlock], *, width: int) -> Iterator[Sequence[TokenBlock]]:
