@@ -2,10 +2,11 @@
 
 `logp = logits[target] - lse`, where `lse = log(sum(exp(logits)))`.
 
-The Triton backend is `biprop.kernels.logp_triton`, and shares no arithmetic with this module. It is
-the counterpart of the batch-invariant log probability of
-https://github.com/RL-Align/RL-Kernel/issues/96. Every dtype of logits gives float32 results: a
-policy ratio is the exponential of their difference.
+The vocabulary is read twice, for the maximum and for the sum; `biprop.kernels.batch_invariant_logp`
+reads it once. Both are counterparts of the batch-invariant log probability of
+https://github.com/RL-Align/RL-Kernel/issues/96. The Triton backend is `biprop.kernels.logp_triton`,
+and shares no arithmetic with this module. Every dtype of logits gives float32 results: a policy
+ratio is the exponential of their difference.
 
 Shapes: T packed tokens, V vocabulary, R rows of a tile.
 """
@@ -18,7 +19,7 @@ from biprop.kernels.tiles import halving_sum, row_count, tile_of_rows
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
 
-__all__ = ["OPERATOR", "backward", "forward", "reference"]
+__all__ = ["OPERATOR", "backward", "forward", "reference", "tile_gradient", "tile_logp"]
 
 # The width of a tile is a multiple of this, so that exp meets whole vectors only.
 WIDTH_STEP = 64
@@ -61,11 +62,7 @@ def forward(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     for start in range(0, token_count, rows):
         tile_RV = _tile_of_logits(logits, start, rows)
         target_R = _tile_of_targets(target, start, rows)
-        largest_R1 = tile_RV.amax(dim=1, keepdim=True)
-        shift_R1 = torch.where(largest_R1.isinf(), 0.0, largest_R1)
-        sum_R = halving_sum(torch.exp(tile_RV - shift_R1), 1)
-        lse_R = shift_R1[:, 0] + torch.log(sum_R)
-        logp_R = tile_RV.gather(1, target_R[:, None])[:, 0] - lse_R
+        logp_R, lse_R = tile_logp(tile_RV, target_R)
         count = min(rows, token_count - start)
         logp_T[start : start + count] = logp_R[:count]
         lse_T[start : start + count] = lse_R[:count]
@@ -89,16 +86,53 @@ def backward(dlogp: Tensor, logits: Tensor, target: Tensor, lse: Tensor) -> Tens
     dlogp_T1, lse_T1 = dlogp.reshape(-1, 1), lse.reshape(-1, 1)
     rows = row_count(logits.device, logits.shape[1])
     for start in range(0, token_count, rows):
-        tile_RV = _tile_of_logits(logits, start, rows)
-        share_RV = torch.exp(tile_RV - tile_of_rows(lse_T1, start, rows=rows, width=1))
-        token_V = torch.arange(tile_RV.shape[1], device=logits.device)
-        is_target_RV = token_V == _tile_of_targets(target, start, rows)[:, None]
-        gradient_RV = torch.where(is_target_RV, 1.0 - share_RV, -share_RV)
-        gradient_RV = gradient_RV * tile_of_rows(dlogp_T1, start, rows=rows, width=1)
+        gradient_RV = tile_gradient(
+            _tile_of_logits(logits, start, rows),
+            _tile_of_targets(target, start, rows),
+            lse_R1=tile_of_rows(lse_T1, start, rows=rows, width=1),
+            dlogp_R1=tile_of_rows(dlogp_T1, start, rows=rows, width=1),
+        )
         count = min(rows, token_count - start)
         rounded_RV = gradient_RV.to(logits.dtype)
         dlogits[start : start + count] = rounded_RV[:count, :vocabulary]
     return dlogits
+
+
+def tile_logp(logits_RV: Tensor, target_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute a tile of fixed shape.
+
+    Args:
+        logits_RV: float32, V a multiple of `WIDTH_STEP`; -Inf past the vocabulary.
+        target_R: int64 in [0, V).
+
+    Returns:
+        `logp` and `lse`, both float32 `[R]`.
+    """
+    largest_R1 = logits_RV.amax(dim=1, keepdim=True)
+    shift_R1 = torch.where(largest_R1.isinf(), 0.0, largest_R1)
+    sum_R = halving_sum(torch.exp(logits_RV - shift_R1), 1)
+    lse_R = shift_R1[:, 0] + torch.log(sum_R)
+    return logits_RV.gather(1, target_R[:, None])[:, 0] - lse_R, lse_R
+
+
+def tile_gradient(
+    logits_RV: Tensor, target_R: Tensor, *, lse_R1: Tensor, dlogp_R1: Tensor
+) -> Tensor:
+    """Differentiate a tile of fixed shape, with respect to its logits.
+
+    Args:
+        logits_RV: As for `tile_logp`.
+        target_R: As for `tile_logp`.
+        lse_R1: float32, as `tile_logp` returned it.
+        dlogp_R1: float32, upstream gradient.
+
+    Returns:
+        float32 `[R, V]`.
+    """
+    share_RV = torch.exp(logits_RV - lse_R1)
+    token_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
+    is_target_RV = token_V == target_R[:, None]
+    return torch.where(is_target_RV, 1.0 - share_RV, -share_RV) * dlogp_R1
 
 
 def _tile_of_logits(logits: Tensor, start: int, rows: int) -> Tensor:
@@ -146,4 +180,5 @@ OPERATOR = Operator(
         transforms=("T1", "T2", "T3", "T4", "T5", "T6", "T8"), chain_index=8
     ),
     restrictions=parse_restrictions("V=1..262144"),
+    owner="https://github.com/RL-Align/RL-Kernel/issues/96",
 )
