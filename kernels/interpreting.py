@@ -1,7 +1,8 @@
 """Launch Triton kernels, compiled on a GPU or interpreted on a CPU.
 
 Imported by the Triton modules only, since it imports Triton. It decides nothing about the numbers:
-grids and block sizes are the kernels' own.
+grids and block sizes are the kernels' own. An interpreted launch is told to `biprop.launch_log`,
+since nobody else can: who judges a kernel must know that it ran.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from biprop.errors import UnsupportedError
+from biprop.launch_log import interpreted_launch
 
 __all__ = ["block_width", "interpreted", "launch"]
 
@@ -57,7 +59,8 @@ def launch(
         return
     if interpreted(kernel):
         # The interpreter computes with numpy, which warns of the NaN and Inf of dead rows.
-        with np.errstate(all="ignore"):
+        name = str(getattr(kernel, "__name__", kernel))
+        with interpreted_launch(name), np.errstate(all="ignore"):
             kernel[grid](*arguments, **constants)  # type: ignore[index]
         return
     if lead.device.type == "cpu":

@@ -11,6 +11,7 @@ from triton.compiler.compiler import ASTSource, LazyDict
 from triton.runtime.jit import JITFunction
 
 from biprop.execution.facts import Launched, launches_seen
+from biprop.launch_log import listening
 
 TARGET = GPUTarget("cuda", 90, 32)
 
@@ -58,6 +59,17 @@ class TestLaunchesSeen:
             Launched(kernel="add_one", grid=(2,), configuration=words),
             Launched(kernel="add_one", grid=(3, 1, 1), configuration=words),
         ]
+
+    def test_each_launch_is_told_to_who_looks_at_a_single_call(self) -> None:
+        """Names alone, and those of the block alone: the same kind may have been seen before."""
+        with launches_seen(is_compiled=True) as seen:
+            kernel = compiled(JITFunction(add_one))
+            launched(kernel, (2,))
+            with listening() as log:
+                launched(kernel, (2,))
+
+        assert len(seen) == 1
+        assert list(log.names) == ["add_one"]
 
     def test_words_of_the_author_stay(self) -> None:
         """A kernel's own launch metadata is told to others as ever, and may fail."""

@@ -24,9 +24,14 @@ def actual_backend(kernel: Kernel) -> str:
     found = [_unwrapped(value) for value in _names_beside(kernel.function)]
     if any(isinstance(value, InterpretedFunction) for value in found):
         return "triton-interpreter"
-    if kernel.backend == "triton" or any(isinstance(value, JITFunction) for value in found):
+    if any(isinstance(value, JITFunction) for value in found):
         return "triton"
-    return "torch"
+    if kernel.backend != "triton":
+        return "torch"
+    # Its kernels are defined elsewhere, as all that are defined by now.
+    from triton import knobs  # noqa: PLC0415  # imported already
+
+    return "triton-interpreter" if knobs.runtime.interpret else "triton"
 
 
 def qualified_name(function: Callable[..., object]) -> str:

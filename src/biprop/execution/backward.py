@@ -15,6 +15,7 @@ from biprop.errors import CaseError, OutputError, UnsupportedError
 from biprop.execution.frame import Frame
 from biprop.execution.launching import Session
 from biprop.execution.outputs import checked
+from biprop.execution.stand_ins import no_stand_ins
 from biprop.signature import Argument, Signature
 
 __all__ = ["Accumulators", "collect_accumulators", "launch_backward"]
@@ -34,6 +35,7 @@ def launch_backward(
         launch: Its index.
 
     Raises:
+        BackendError: It is a registered Triton backend, and torch computed in its place.
         CaseError: Gradients of parameters of several launches have no accumulator to meet in.
         OutputError: The target's outputs do not depend on its arguments.
         UnsupportedError: Autograd cannot differentiate a target that writes into its arguments.
@@ -128,7 +130,10 @@ def _differentiated(session: Session, frame: Frame, *, launch: int) -> None:
     checked(signature, returned, frame, session.case)
     upstream = [session.materialiser.upstream(signature, output, frame) for output, _ in outputs]
     session.dirty([(leaf.numel(), leaf.dtype) for _, leaf in leaves], frame, role="backward")
-    with session.poisoner.watching("backward"):
+    with (
+        no_stand_ins(session.kernel, upstream, role="backward") as observer,
+        session.poisoner.watching("backward", observer=observer),
+    ):
         gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
             [values for _, values in outputs],
             [leaf for _, leaf in leaves],

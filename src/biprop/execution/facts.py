@@ -4,6 +4,7 @@ Triton tells by two of its own hooks (`triton.knobs`): when a kernel is compiled
 function for its launch metadata, and before each launch that metadata is read. Nothing is wrapped,
 so the interpreter, which has no hooks, tells no more than `biprop.execution.backend` sees. Nor does
 a kernel that was compiled in this process before anybody listened: its name alone is known.
+Each launch is told to `biprop.launch_log` as well, for whoever looks at a single call.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import attrs
+
+from biprop.launch_log import tell_launch
 
 __all__ = ["Launched", "launches_seen"]
 
@@ -58,8 +61,10 @@ def launches_seen(*, is_compiled: bool) -> Iterator[dict[Launched, None]]:
     from triton import knobs  # noqa: PLC0415  # takes a second, and only here is it needed
 
     def enter(metadata: Any) -> None:  # noqa: ANN401  # Triton's own lazy record
+        launched = _launched(metadata.get())
+        tell_launch(launched.kernel)
         if len(seen) < _KINDS_MAX:
-            seen[_launched(metadata.get())] = None
+            seen[launched] = None
 
     others = knobs.compilation.listener
     knobs.compilation.listener = _listener(others)

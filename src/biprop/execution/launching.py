@@ -18,6 +18,7 @@ from biprop.execution.frame import Frame
 from biprop.execution.outputs import Collector, checked, flat_slots
 from biprop.execution.poison import Poisoner
 from biprop.execution.records import DEAD_SLOTS
+from biprop.execution.stand_ins import no_stand_ins
 from biprop.execution.untouched import Unread, watch
 from biprop.execution.values import dtype_of
 from biprop.operators import Kernel
@@ -75,6 +76,7 @@ class Session:
         """Call a kernel once, over poisoned memory; what it raises is not caught.
 
         Raises:
+            BackendError: It is a registered Triton backend, and torch computed in its place.
             OutputError: It wrote into an argument that carries no mark.
         """
         if any(argument.is_supplied_output for argument in signature.arguments):
@@ -85,7 +87,10 @@ class Session:
         if frame.device.type == "cuda":
             sizes = [_size(output, frame, self.case) for output in signature.outputs if output.dims]
             self.dirty(sizes, frame, role=role)
-        with self.poisoner.watching(role):
+        with (
+            no_stand_ins(self.kernel, arguments, role=role) as observer,
+            self.poisoner.watching(role, observer=observer),
+        ):
             returned = function(*arguments, **self.kernel.call)
         self.poisoner.look_at(returned)
         self.unread.extend(untouched.check())

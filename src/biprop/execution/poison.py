@@ -4,14 +4,16 @@ Factory calls are intercepted wherever they come from, Python or C++, by a dispa
 makes every operator of the kernel dear (small torch kernels ran 7 times longer under it). So a
 kernel runs under the mode at its first launch of a configuration, and goes on under it only if it
 was handed memory that the Python functions `torch.empty`, ... did not hand out: those are watched
-at every launch, which costs nothing to other operators. On CUDA, operators also take blocks from
-the caching allocator unseen, for outputs and workspaces: what it would hand out is dirtied before
-the launch (`biprop.execution.blocks`). Not torch's own `fill_uninitialized_memory`: it needs
-deterministic algorithms, which change the kernels. What the poisons are is said in `biprop.bits`.
+at every launch, which costs nothing to other operators. Where somebody wants to see every operator
+(`biprop.execution.stand_ins`), the mode stays and the functions are left alone. On CUDA, operators
+also take blocks from the caching allocator unseen, for outputs and workspaces: what it would hand
+out is dirtied before the launch (`biprop.execution.blocks`). Not torch's own
+`fill_uninitialized_memory`: it needs deterministic algorithms, which change the kernels. What the
+poisons are is said in `biprop.bits`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -22,7 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from biprop.bits import Poison, poison_
 from biprop.execution.blocks import Span, dirty_all, dirty_sizes
 
-__all__ = ["Poisoner"]
+__all__ = ["Observer", "Poisoner"]
+
+# Told each operator before it runs.
+Observer = Callable[[Any], None]
 
 _FACTORIES = frozenset(
     {
@@ -58,15 +63,18 @@ class Poisoner:
         self._dirty: tuple[Span, ...] = ()
 
     @contextmanager
-    def watching(self, role: str) -> Iterator[None]:
+    def watching(self, role: str, *, observer: Observer | None = None) -> Iterator[None]:
         """Fill memory handed out until the block ends.
 
         Args:
             role: Which of the kernel's functions is called; each is looked at on its own.
+            observer: Told each operator that the kernel calls.
         """
-        under_mode = self._under_mode.get(role, True)
+        under_mode = observer is not None or self._under_mode.get(role, True)
         self._seen_by_mode = self._seen_by_functions = 0
-        with _functions_watched_by(self):
+        self._mode.observer = observer
+        # Filling from a watched function would look like operators of the kernel.
+        with _functions_watched_by(self) if observer is None else nullcontext():
             if under_mode:
                 with self._mode:
                     yield
@@ -119,11 +127,16 @@ class Poisoner:
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Sees every operator that a kernel calls, and has fresh memory filled."""
+    """Sees every operator that a kernel calls, and has fresh memory filled.
+
+    Attributes:
+        observer: Told each of them.
+    """
 
     def __init__(self, poisoner: Poisoner) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self._poisoner = poisoner
+        self.observer: Observer | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -143,6 +156,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401  # whatever the operator returns
         """Run one operator, and fill its result if it is fresh memory."""
+        if self.observer is not None:
+            self.observer(func)
         result = func(*args, **kwargs) if kwargs else func(*args)
         if func in _FACTORIES:
             self._poisoner.fill(result, seen_by_mode=True)
