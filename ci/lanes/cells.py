@@ -27,8 +27,8 @@ from ci.lanes.records import (
 )
 from ci.lanes.where import ROOT
 
-from biprop.pytest_plugin.cells import cells_of
 from biprop.registry import build_registry
+from biprop.strategies.cells import cells_of
 from biprop.strategies.profiles import PROFILES
 
 __all__ = ["CellOptions", "run_cells"]

@@ -24,11 +24,11 @@ from ci.lanes.where import without_folders
 
 from biprop.fixtures.records import CONVERTER
 from biprop.generation import Lane, Space, real_sizes
-from biprop.pytest_plugin.cells import Cell, cells_of
 from biprop.pytest_plugin.summary import PROPERTY
 from biprop.registry import build_registry
 from biprop.reports.records import CellReport
 from biprop.signature import parse_restrictions, parse_signature
+from biprop.strategies.cells import Cell, cells_of
 from biprop.strategies.profiles import PROFILES
 
 __all__ = ["Recorder", "pytest_addoption", "pytest_configure"]

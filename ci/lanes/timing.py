@@ -102,7 +102,7 @@ def times_table(evidence: TimesEvidence) -> tuple[tuple[str, ...], list[tuple[st
 def speeds_table(evidence: SpeedsEvidence) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the head and the rows of the table of speeds, in milliseconds."""
     head = ("operator", "dtype", "direction", "sizes", "tokens", "Triton", "torch", "ratio", "of")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             *(cell.target, cell.dtype, cell.direction),
             " ".join(f"{name}={size:,}" for name, size in cell.dims.items()) or "-",
@@ -130,7 +130,8 @@ def _run_each(
     write_evidence(path, evidence)
     start, failed = time.monotonic(), 0
     for target in targets:
-        words = [script, "--device", device, "--targets", target, "--dtypes", *_DTYPES, *more]
+        words: list[str] = [script, "--device", device, "--targets", target]
+        words += ["--dtypes", *_DTYPES, *more]
         cells = _measured(words)
         failed += cells is None
         evidence = add(evidence, cells or [])

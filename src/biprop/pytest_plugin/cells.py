@@ -1,4 +1,4 @@
-"""The items of a run: committed fixtures first, then operator x backend x dtype x direction.
+"""The items of a run: committed fixtures first, then the cells of `biprop.strategies.cells`.
 
 Ids depend on the registry and on file names alone, so that every worker collects the same. Exempt
 operators, and fixtures of targets that nobody declared, are listed and not run.
@@ -9,47 +9,16 @@ from pathlib import Path
 import attrs
 import pytest
 
-from biprop.case import Dtype
 from biprop.errors import BipropError, FixtureError
 from biprop.fixtures.load import read_fixture
 from biprop.fixtures.records import Fixture
 from biprop.fixtures.store import FIXTURES, Store
-from biprop.generation.space import Direction
-from biprop.operators import Kernel, KernelReference, Registry
+from biprop.operators import Registry
 from biprop.pytest_plugin.known import KNOWN_FILE, Known, read_known
 from biprop.registry import build_registry
-from biprop.supervision.resolve import reference_of
+from biprop.strategies.cells import Cell, cells_of, declared_in
 
-__all__ = [
-    "Cell",
-    "FixtureItem",
-    "Item",
-    "Notes",
-    "cells_of",
-    "check_operators",
-    "items_of",
-    "notes_of",
-]
-
-DTYPES_OF_CELLS: tuple[Dtype, ...] = ("float32", "bfloat16")
-DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
-
-
-@attrs.frozen(kw_only=True)
-class Cell:
-    """A kernel, a dtype and a direction.
-
-    Attributes:
-        id: `rms_norm-triton-bfloat16-backward`; forms other than packed are named.
-        reference: The kernel.
-        dtype: Of the cases.
-        direction: Whether outputs or gradients are judged.
-    """
-
-    id: str
-    reference: KernelReference
-    dtype: Dtype
-    direction: Direction
+__all__ = ["FixtureItem", "Item", "Notes", "check_operators", "items_of", "notes_of"]
 
 
 @attrs.frozen(kw_only=True)
@@ -115,7 +84,7 @@ def check_operators(config: pytest.Config) -> None:
 def notes_of(config: pytest.Config) -> Notes:
     """Return what is listed and not run."""
     registry = build_registry()
-    declared = _declared(registry)
+    declared = declared_in(registry)
     exempt = {
         operator.name: operator.exempt_reason
         for operator in registry.operators
@@ -134,7 +103,7 @@ def notes_of(config: pytest.Config) -> Notes:
 
 def _wanted(config: pytest.Config, registry: Registry) -> frozenset[str]:
     """Return the names of the declared operators that were asked for."""
-    declared = _declared(registry)
+    declared = declared_in(registry)
     words = [word.strip() for word in str(config.getoption("--biprop-operators")).split(",")]
     names = frozenset(filter(None, words))
     unknown = sorted(names - {operator.name for operator in registry.operators})
@@ -152,36 +121,10 @@ def _wanted(config: pytest.Config, registry: Registry) -> frozenset[str]:
     return names or declared
 
 
-def _declared(registry: Registry) -> frozenset[str]:
-    return frozenset(item.name for item in registry.operators if item.declaration is not None)
-
-
-def cells_of(registry: Registry, wanted: frozenset[str] | None = None) -> tuple[Cell, ...]:
-    """Return the cells of the declared operators of a registry, or of those that are `wanted`."""
-    return tuple(
-        Cell(
-            id=_id(kernel, dtype, direction),
-            reference=reference_of(kernel),
-            dtype=dtype,
-            direction=direction,
-        )
-        for kernel in registry.kernels()
-        if kernel.declaration is not None and (wanted is None or kernel.operator in wanted)
-        for dtype in DTYPES_OF_CELLS
-        for direction in DIRECTIONS
-        if direction == "forward" or kernel.declaration.backward
-    )
-
-
-def _id(kernel: Kernel, dtype: Dtype, direction: Direction) -> str:
-    form = () if kernel.form == "packed" else (kernel.form,)
-    return "-".join((kernel.operator, *form, kernel.backend, dtype, direction))
-
-
 def _fixture_items(
     config: pytest.Config, registry: Registry, wanted: frozenset[str]
 ) -> tuple[FixtureItem, ...]:
-    declared = _declared(registry)
+    declared = declared_in(registry)
     known = read_known(config.rootpath / FIXTURES / KNOWN_FILE)
     items: list[FixtureItem] = []
     for path in _paths(config):
