@@ -10,6 +10,7 @@ import click
 
 from biprop.cli.check import check
 from biprop.cli.keep import keep
+from biprop.cli.matrix import matrix
 from biprop.cli.output import complain, emit
 from biprop.cli.replay import replay
 from biprop.cli.show import show
@@ -31,14 +32,15 @@ def app() -> None:
     \b
     Exit codes:
       0    held; replay: fixed, or not reproduced here
-      1    violated: drifts, differs from run to run, or crashes
+      1    violated: drifts, differs from run to run, is inaccurate, crashes, falls back;
+           matrix: a cell is not green
       2    wrong use, unsupported, or cannot run
       3    vacuous: too little evidence either way
       130  stopped by Ctrl-C or SIGTERM
     """  # noqa: D301  # \b keeps the lines as they are
 
 
-for _command in (check, show, replay, keep):
+for _command in (check, matrix, show, replay, keep):
     app.add_command(_command)
 
 

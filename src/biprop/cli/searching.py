@@ -16,6 +16,7 @@ from biprop.cli.options import Side
 from biprop.cli.output import complain
 from biprop.cli.progress import progress
 from biprop.cli.request import Request
+from biprop.contract import load_contract
 from biprop.fixtures.records import Fixture
 from biprop.reports.records import CellReport, cell_report_to_data
 from biprop.reports.text import render_check
@@ -162,6 +163,7 @@ def _search(request: Request, judge: SupervisedJudge, direction: Side) -> CellRe
         transforms=request.classes,
         profile=profile,
         execution=request.execution,
+        contract=load_contract(),
     )
 
     def keep(fixture: Fixture) -> str:

@@ -1,0 +1,208 @@
+"""`biprop matrix`: search all cells of the registered operators, and print what each showed.
+
+Options are read here; cells are searched by `biprop.suite`, and told by `biprop.reports.suite` and
+`suite_text`.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from biprop.cli.options import Direction, parse_device, parse_dtype, store_option
+from biprop.cli.output import emit
+from biprop.cli.progress import matrix_progress
+from biprop.cli.session import open_home
+from biprop.contract import load_contract
+from biprop.errors import UsageError
+
+__all__ = ["matrix"]
+
+# \b keeps the lines as they are.
+_EXIT_CODES = """\b
+Exit codes:
+  0    green: every mandatory cell holds, and none that the contract asks for is missing
+  1    red: a cell is violated, falls back to another backend, or has too little evidence
+  2    wrong use
+  130  stopped by Ctrl-C or SIGTERM; what ended before is printed and stored
+"""
+
+
+@click.command(
+    short_help="Search all cells of the registered operators, and judge them by the contract.",
+    epilog=_EXIT_CODES,
+)
+@click.option(
+    "--slice",
+    "slice_name",
+    type=click.Choice(["pr", "nightly"]),
+    default="pr",
+    show_default=True,
+    help="How thorough the searches are; pr draws the same cases in every run.",
+)
+@click.option(
+    "--device",
+    default="cpu",
+    metavar="NAME",
+    show_default=True,
+    help="cpu, cuda (all that there are) or cuda:N.",
+)
+@click.option(
+    "--operators", default="", metavar="LIST", help="rms_norm,logp.  [default: all registered]"
+)
+@click.option("--backends", default="", metavar="LIST", help="torch,triton.  [default: all]")
+@click.option(
+    "--dtype",
+    "dtypes",
+    default="float32,bfloat16",
+    metavar="LIST",
+    show_default=True,
+    help="Of the cells; float16 is optional.",
+)
+@click.option(
+    "--direction",
+    type=click.Choice([direction.value for direction in Direction]),
+    default="both",
+    show_default=True,
+    help="Judge outputs, gradients, or both.",
+)
+@click.option(
+    "--contract",
+    "contract_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What judges.  [default: biprop's own contract]",
+)
+@click.option(
+    "--report-json",
+    "report_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write all that is known of every cell, as one JSON object.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Cells searched at a time.  [default: one a core; on a GPU up to eight]",
+)
+@click.option(
+    "--max-examples",
+    type=click.IntRange(1, 10_000_000),
+    metavar="N",
+    help="Cases of each cell, and up to half as many more where a class lacks evidence.  "
+    "[default: as the slice says]",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    metavar="N",
+    help="Of every search.  [default: each cell has its own; nightly draws another one each time]",
+)
+@store_option
+def matrix(  # noqa: PLR0917  # one parameter an option
+    slice_name: Literal["pr", "nightly"],
+    device: str,
+    operators: str,
+    backends: str,
+    dtypes: str,
+    direction: str,
+    contract_path: Path | None,
+    report_path: Path | None,
+    workers: int | None,
+    max_examples: int | None,
+    seed: int | None,
+    store: Path | None,
+) -> int:
+    """Search all cells of the registered operators, and judge them by the contract.
+
+    A cell is one form of an operator under one backend, dtype and direction. Each is searched for
+    batch variance, compared with its float32 reference and with the backends before it, and its
+    backend must be the one that was asked for. The matrix, its evidence, what failed, and what was
+    not run and why go to standard output; what happens meanwhile, to standard error.
+
+    Without a GPU, Triton kernels run in Triton's interpreter, which certifies no GPU.
+    """
+    parsed_device = parse_device(device)
+    wanted = _names("--operators", operators), _names("--backends", backends)
+    read = tuple(dict.fromkeys(parse_dtype(name) for name in _names("--dtype", dtypes)))
+    contract = load_contract(contract_path)
+    home = open_home(store)
+    if report_path is not None:
+        _check_writable(report_path)
+    # A second folder of that name would appear where the command was run from.
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(home.folder))
+    # The suite imports torch and Hypothesis: a refused option does not wait for them.
+    from biprop.reports.suite import report_to_data
+    from biprop.reports.suite_text import render_suite
+    from biprop.suite import run_invariance_suite
+
+    with matrix_progress(is_live=sys.stderr.isatty()) as tell:
+        report = run_invariance_suite(
+            operators=wanted[0],
+            backends=wanted[1],
+            dtypes=read,
+            directions=Direction(direction).parts,
+            slice_name=slice_name,
+            device=parsed_device,
+            contract=contract,
+            workers=workers,
+            seed=seed,
+            max_examples=max_examples,
+            store=home.store.folder,
+            tell=tell,
+        )
+    emit(render_suite(report, by_path=store is not None))
+    if report_path is not None:
+        _write(report_path, json.dumps(report_to_data(report), indent=2) + "\n")
+    return report.exit_code
+
+
+def _names(option: str, text: str) -> tuple[str, ...]:
+    """Return the names of a list; none for an empty text.
+
+    Raises:
+        UsageError: One is empty or given twice.
+    """
+    if not text.strip():
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not name:
+            raise UsageError(f"{option} {text!r} names nothing between two commas: take one out.")
+        if names.count(name) > 1:
+            raise UsageError(f"{option} names {name} twice: name it once.")
+    return names
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a report that cannot be written, before minutes are spent on it.
+
+    Raises:
+        UsageError: The sentence says why.
+    """
+    try:
+        if path.exists():
+            with path.open("a"):
+                pass
+        else:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    reason = error.strerror or error
+    return UsageError(f"--report-json {str(path)!r} cannot be written: {reason}; give another.")
