@@ -12,6 +12,7 @@ import attrs
 
 from biprop.errors import TargetError
 from biprop.signature import Restrictions, Signature
+from biprop.signature.forms import Forms, FormSignatures
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ __all__ = [
 
 CallValue = int | float | bool | None
 OpClass = Literal["elementwise", "reduction", "attention", "logprob"]
-TRANSFORM_CLASSES = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8")
+TRANSFORM_CLASSES = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "shards")
 
 
 class KernelFunction(Protocol):
@@ -66,7 +67,8 @@ class InvarianceDeclaration:
     """What an operator promises.
 
     Attributes:
-        transforms: Classes under which every active token keeps its bits, in the order T1 to T8.
+        transforms: Classes under which every active token keeps its bits, in the order T1 to T8,
+            then `shards`: its outputs keep them for any number of ranks.
         parameter_gradients: Classes under which the gradients of parameters keep theirs, given the
             same complete set of sequences.
         backward: Whether gradients are promised at all.
@@ -107,6 +109,9 @@ class Form:
         implementations: One a backend.
         reference: Float32 reference, called as `reference(*arguments, reduce=..., **call)`; all its
             sums go through `reduce`, so that power can be measured. None for exempt operators.
+        takes_shards: Whether the forward of every implementation takes the keyword `shards`: 1, 2,
+            4 or 8 tensor-parallel ranks that each compute a part of the contracted sum. Left out,
+            it means 1.
     """
 
     name: str
@@ -114,6 +119,7 @@ class Form:
     implementations: tuple[Implementation, ...]
     backward_signature: Signature | None = None
     reference: Callable[..., object] | None = None
+    takes_shards: bool = False
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -129,6 +135,11 @@ class Operator:
         restrictions: Of its free dimensions.
         align: Bytes that base pointers must be aligned to.
         call: Fixed keyword arguments.
+        owner: URL of who looks after it, for drift records; empty where nobody is named.
+        built_from: Names of registered operators whose functions its own call. Forward and backward
+            of every implementation then take the keyword `parts`: by some of these names, the
+            `Implementation` of the part's first form to call instead of their own, so that a
+            failing composite can be tried with reference parts.
     """
 
     name: str
@@ -139,6 +150,8 @@ class Operator:
     restrictions: Restrictions = attrs.field(factory=Restrictions)
     align: int = 1
     call: Mapping[str, CallValue] = MappingProxyType({})
+    owner: str = ""
+    built_from: tuple[str, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         """Refuse an operator that is neither declared nor exempt, or both."""
@@ -149,7 +162,14 @@ class Operator:
             )
 
     def kernels(self) -> "tuple[Kernel, ...]":
-        """Every form under every backend."""
+        """Every form under every backend, each with all the others as its relatives."""
+        alone = self._alone()
+        return tuple(
+            attrs.evolve(kernel, relatives=tuple(other for other in alone if other is not kernel))
+            for kernel in alone
+        )
+
+    def _alone(self) -> "tuple[Kernel, ...]":
         return tuple(
             Kernel(
                 operator=self.name,
@@ -167,10 +187,13 @@ class Operator:
                 declaration=self.declaration,
                 exempt_reason=self.exempt_reason,
                 reference=form.reference,
+                takes_shards=form.takes_shards,
                 device_kernels=implementation.kernels,
+                owner=self.owner,
+                place=place,
             )
             for form in self.forms
-            for implementation in form.implementations
+            for place, implementation in enumerate(form.implementations)
         )
 
 
@@ -194,7 +217,11 @@ class Kernel:
         declaration: What it promises; None where nothing is declared.
         exempt_reason: Why a registered operator promises nothing.
         reference: Float32 reference, None for an unregistered one.
+        takes_shards: Whether `function` takes the keyword `shards`.
         device_kernels: Names of the device kernels that it launches.
+        owner: URL of who looks after it; empty where nobody is named.
+        relatives: Of a registered operator, its other forms and backends, without theirs.
+        place: Of a registered operator, its place among the backends of its form.
     """
 
     target: str
@@ -212,7 +239,11 @@ class Kernel:
     declaration: InvarianceDeclaration | None = None
     exempt_reason: str | None = None
     reference: Callable[..., object] | None = None
+    takes_shards: bool = False
     device_kernels: tuple[str, ...] = ()
+    owner: str = ""
+    relatives: "tuple[Kernel, ...]" = ()
+    place: int = 0
 
     @property
     def is_registered(self) -> bool:
@@ -220,9 +251,45 @@ class Kernel:
         return self.op_class is not None
 
     @property
+    def counterparts(self) -> tuple[str, ...]:
+        """Return the backends of the same form whose gradients are made in the same way."""
+        return tuple(
+            other.backend
+            for other in self.relatives
+            if other.form == self.form and (other.backward is None) == (self.backward is None)
+        )
+
+    @property
     def name(self) -> str:
         """Operator and form, for people."""
         return self.operator if self.form in {"given", "packed"} else f"{self.operator}/{self.form}"
+
+    @property
+    def forms(self) -> Forms:
+        """The other forms under the same backend, by name."""
+        return {
+            kernel.form: FormSignatures(
+                signature=kernel.signature, backward_signature=kernel.backward_signature
+            )
+            for kernel in self.relatives
+            if kernel.backend == self.backend
+        }
+
+    def relative(self, *, form: str = "", backend: str = "") -> "Kernel":
+        """Return the same operator under another form or backend; what is left out is its own.
+
+        Raises:
+            TargetError: There is none; the sentence lists what there is.
+        """
+        wanted = (form or self.form, backend or self.backend)
+        for kernel in self.relatives:
+            if (kernel.form, kernel.backend) == wanted:
+                return kernel
+        known = ", ".join(f"{kernel.form} ({kernel.backend})" for kernel in self.relatives)
+        raise TargetError(
+            f"Operator {self.operator!r} has no form {wanted[0]!r} with backend {wanted[1]!r}: "
+            f"beside {self.form} ({self.backend}) there are {known or 'no others'}."
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -262,13 +329,20 @@ class Registry:
     operators: tuple[Operator, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        """Refuse two operators of one name."""
+        """Refuse two operators of one name, and parts that are not there."""
         names = [operator.name for operator in self.operators]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise TargetError(
                 f"Operator {twice[0]!r} is registered twice: give one of them another name."
             )
+        for operator in self.operators:
+            absent = [name for name in operator.built_from if name not in names]
+            if absent:
+                raise TargetError(
+                    f"Operator {operator.name!r} is built from {absent[0]!r}, which is not "
+                    "registered: register it too, or take it out of built_from."
+                )
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Every form of every operator under every backend, exempt ones included."""

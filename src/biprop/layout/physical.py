@@ -85,6 +85,8 @@ class PhysicalCall:
         loudness: Of neighbours that lie in a launch.
         placements: Of tensors that lie elsewhere than at a boundary and contiguous, by name.
         dirty: Outputs and workspaces hold another poison.
+        form: Another form of the operator that is launched; empty: that of the case.
+        shards: Ranks that share the contracted sum.
     """
 
     launches: tuple[tuple[DescribedMap, ...], ...]
@@ -94,6 +96,8 @@ class PhysicalCall:
     loudness: int
     placements: tuple[tuple[str, Placement], ...]
     dirty: bool
+    form: str
+    shards: int
 
 
 def physical(
@@ -109,10 +113,10 @@ def physical(
     """Return what `layout` makes of `case` physically.
 
     Args:
-        signature: Forward signature.
+        signature: Forward signature of what is launched, which is that of the layout's form.
         case: The case.
         layout: What surrounds its sequences.
-        backward_signature: Of a registered backward.
+        backward_signature: Of a registered backward, likewise.
         align: Bytes that the target demands of base pointers.
         pool: `token_pool(case, layout)`, where it is at hand.
         made: The layout's launches, where they are at hand.
@@ -138,6 +142,8 @@ def physical(
         loudness=layout.neighbours.loudness if bool(pool.loud.any()) else 0,
         placements=_placements(called, case, layout.storage, made, align),
         dirty=layout.storage.dirty,
+        form=layout.selection.form,
+        shards=layout.shards,
     )
 
 

@@ -80,11 +80,14 @@ class Selection:
         scatter: Not 0: tokens of all sequences are interleaved by a permutation of this seed.
         per_row: Sequences that share a row, where a mask says who attends whom; from 2 on the
             watched ones share their launches.
+        form: Name of another form of the operator, whose signature says what the launches are;
+            empty: the form of the case.
     """
 
     active_only: bool = False
     scatter: int = 0
     per_row: int = 1
+    form: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -119,6 +122,7 @@ class Layout:
             each sequence where there are queries and contexts, else sequences.
         selection: T6.
         storage: T8.
+        shards: Tensor-parallel ranks that share the contracted sum of each launch.
     """
 
     neighbours: Neighbours = attrs.field(factory=Neighbours)
@@ -128,6 +132,7 @@ class Layout:
     cuts: tuple[int, ...] = ()
     selection: Selection = attrs.field(factory=Selection)
     storage: Storage = attrs.field(factory=Storage)
+    shards: int = 1
 
 
 CANONICAL = Layout()

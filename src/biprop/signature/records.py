@@ -280,6 +280,22 @@ class Signature:
         return tuple(name for name in _names(inputs) if name not in kept)
 
     @property
+    def table_dims(self) -> tuple[str, ...]:
+        """Names that ids range over and tables carry: what else a table has, an output keeps.
+
+        The weight of an output layer is none: its rows are summed over.
+        """
+        read = {item.parameter for item in self.arguments if item.kind == "token"}
+        kept = {*read, *_names(self.judged_outputs)}
+        other = {
+            name
+            for item in self.parameters
+            for name in _names([item])
+            if not kept.issuperset(_names([item]))
+        }
+        return tuple(name for name in _names(self.parameters) if name in read - other)
+
+    @property
     def parameters(self) -> tuple[Argument, ...]:
         """Float tensors that the whole batch shares, without accumulators."""
         return tuple(argument for argument in self.arguments if argument.is_parameter)

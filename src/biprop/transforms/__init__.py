@@ -18,7 +18,8 @@ from biprop.transforms.padding import AddDeadRows, PadSlots
 from biprop.transforms.population import AddNeighbours
 from biprop.transforms.position import PermuteRows, PlaceWatched
 from biprop.transforms.schedule import SplitBatch
-from biprop.transforms.selection import GatherActive, PackRows
+from biprop.transforms.selection import GatherActive, PackRows, UseForm
+from biprop.transforms.shards import Shards
 from biprop.transforms.storage import MoveStorage
 
 __all__ = [
@@ -32,8 +33,10 @@ __all__ = [
     "PermuteRows",
     "PlaceWatched",
     "ReplaceNeighbours",
+    "Shards",
     "SplitBatch",
     "Transform",
+    "UseForm",
     "apply_all",
     "class_of",
     "transform_from_data",
@@ -52,6 +55,8 @@ TRANSFORMS: tuple[type[Transform], ...] = (
     GatherActive,
     PackRows,
     MoveStorage,
+    UseForm,
+    Shards,
 )
 
 

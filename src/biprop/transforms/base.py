@@ -14,7 +14,7 @@ class Transform(Protocol):
     """Changes what surrounds a sequence, never the sequence.
 
     Attributes:
-        transform_class: `T1` to `T8`.
+        transform_class: `T1` to `T8`, or `shards`.
         source_class: Its word in drift records.
         fields: Paths of the layout that it may change; nothing else changes (tested).
     """

@@ -7,6 +7,7 @@ not.
 
 from collections.abc import Iterator
 from itertools import zip_longest
+from types import MappingProxyType
 
 import attrs
 
@@ -17,9 +18,12 @@ from biprop.layout.launches import each_launch
 from biprop.layout.physical import PhysicalCall, called_signatures, described, physical
 from biprop.layout.pool import TokenPool, token_pool
 from biprop.signature import Signature
+from biprop.signature.forms import Forms, FormSignatures, form_launched
 from biprop.transforms import apply_all, class_of, transforms_of
 
 __all__ = ["changed_classes"]
+
+_NO_FORMS: Forms = MappingProxyType({})
 
 
 def changed_classes(
@@ -29,6 +33,7 @@ def changed_classes(
     backward_signature: Signature | None = None,
     align: int = 1,
     poison_reached: bool = True,
+    forms: Forms = _NO_FORMS,
 ) -> dict[str, bool]:
     """Say of each class of a case's composition whether taking it out changes the call.
 
@@ -39,12 +44,14 @@ def changed_classes(
         align: Bytes that the target demands of base pointers.
         poison_reached: Whether poisons reach outputs or workspaces of this target; if not, dirty
             ones are no change.
+        forms: Other forms of the operator, by name.
 
     Returns:
         By class as it is counted (`T1`, `T4.finite`, ...), in the order of the composition.
     """
     transforms = transforms_of(case)
-    eye = _Eye(signature, case, backward_signature, align, poison_reached)
+    own = FormSignatures(signature=signature, backward_signature=backward_signature)
+    eye = _Eye(own, case, align, poison_reached, forms)
     whole = eye.call(apply_all(transforms))
     return {
         name: eye.sees_change(whole, apply_all(t for t in transforms if class_of(t) != name))
@@ -56,11 +63,11 @@ def changed_classes(
 class _Eye:
     """Describes the layouts of one case; launches are the dear part, so they are made once."""
 
-    signature: Signature
+    own: FormSignatures
     case: Case
-    backward_signature: Signature | None
     align: int
     poison_reached: bool
+    forms: Forms
     _pools: dict[Neighbours, TokenPool] = attrs.field(factory=dict, init=False)
     _made: dict[Layout, tuple[Launch, ...]] = attrs.field(factory=dict, init=False)
 
@@ -68,11 +75,12 @@ class _Eye:
         where = _without_content(layout)
         if where not in self._made:
             self._made[where] = tuple(self._launches(layout))
+        form = self._form(layout)
         call = physical(
-            self.signature,
+            form.signature,
             self.case,
             layout,
-            backward_signature=self.backward_signature,
+            backward_signature=form.backward_signature,
             align=self.align,
             pool=self._pool(layout),
             made=self._made[where],
@@ -80,11 +88,16 @@ class _Eye:
         return call if self.poison_reached else attrs.evolve(call, dirty=False)
 
     def sees_change(self, whole: PhysicalCall, layout: Layout) -> bool:
+        if layout.selection.form != whole.form:
+            # Another function is called, and what is left may be nothing that it could be called
+            # with.
+            return True
         where = _without_content(layout)
         if where not in self._made:
             # The first launch that differs is enough; without T1 there may be many more.
             made = []
-            called = called_signatures(self.signature, self.case, self.backward_signature)
+            form = self._form(layout)
+            called = called_signatures(form.signature, self.case, form.backward_signature)
             for launch, there in zip_longest(self._launches(layout), whole.launches):
                 if launch is None or there != described(launch, self._pool(layout), called):
                     return True
@@ -93,13 +106,17 @@ class _Eye:
         return whole != self.call(layout)
 
     def _launches(self, layout: Layout) -> Iterator[Launch]:
+        form = self._form(layout)
         return each_launch(
-            self.signature,
+            form.signature,
             self._pool(layout),
             self.case,
             layout,
-            backward_signature=self.backward_signature,
+            backward_signature=form.backward_signature,
         )
+
+    def _form(self, layout: Layout) -> FormSignatures:
+        return form_launched(self.own, self.forms, layout.selection.form)
 
     def _pool(self, layout: Layout) -> TokenPool:
         if layout.neighbours not in self._pools:
@@ -114,4 +131,5 @@ def _without_content(layout: Layout) -> Layout:
         neighbours=attrs.evolve(layout.neighbours, loudness=0),
         padding=attrs.evolve(layout.padding, fill="zero", dead_rows_fill="zero"),
         storage=Storage(),
+        shards=1,
     )

@@ -1,4 +1,4 @@
-"""T6, selection and packing: which tokens are gathered into a launch, and how rows are packed."""
+"""T6, selection and packing: which tokens are gathered, how rows are packed, in which form."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from attrs.validators import ge, le
 
 from biprop.layout import Layout
 
-__all__ = ["GatherActive", "PackRows"]
+__all__ = ["GatherActive", "PackRows", "UseForm"]
 
 
 @attrs.frozen(kw_only=True)
@@ -50,3 +50,30 @@ class PackRows:
         """Return `layout` with the rows packed."""
         selection = attrs.evolve(layout.selection, per_row=self.per_row)
         return attrs.evolve(layout, selection=selection)
+
+
+def _name(_: object, __: object, form: str) -> None:
+    if not (form.isascii() and form.isidentifier()):
+        raise ValueError(f"form={form!r} is no name")
+
+
+@attrs.frozen(kw_only=True)
+class UseForm:
+    """Launch the same tokens through another form of the operator, under the same backend.
+
+    Padded rows in place of packed tokens, or the other way round; or tokens picked by their index.
+    What a launch is, other transforms included, says then the signature of that form.
+
+    Attributes:
+        form: Its name.
+    """
+
+    form: str = attrs.field(default="packed", validator=_name)
+
+    transform_class: ClassVar[str] = "T6"
+    source_class: ClassVar[str] = "selection_packing"
+    fields: ClassVar[tuple[str, ...]] = ("selection.form",)
+
+    def apply(self, layout: Layout) -> Layout:
+        """Return `layout` with the form set."""
+        return attrs.evolve(layout, selection=attrs.evolve(layout.selection, form=self.form))
