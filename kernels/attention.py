@@ -202,7 +202,7 @@ OPERATOR = Operator(
         ),
     ),
     declaration=InvarianceDeclaration(
-        transforms=("T1", "T2", "T3", "T4", "T5", "T8"), chain_index=4
+        transforms=("T1", "T2", "T3", "T4", "T5", "T6", "T8"), chain_index=4
     ),
     # A tile holds the 64 heads that may share one context head, one query of each at least.
     restrictions=parse_restrictions("HQ=1..64 HK=1..64 HQ%HK==0 D=1..256"),

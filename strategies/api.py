@@ -17,7 +17,7 @@ from biprop.strategies.search import search
 from biprop.strategies.spaces import lane_of, space_for
 from biprop.supervision.in_process import InProcessJudge
 
-__all__ = ["check_invariance"]
+__all__ = ["check_invariance", "kernel_of"]
 
 
 def check_invariance(
@@ -60,7 +60,7 @@ def check_invariance(
     """
     if max_examples is not None and max_examples < 1:
         raise UsageError(f"max_examples={max_examples}: give 1 or more.")
-    kernel = _kernel(function, _spec(function, signature, dims=dims, call=call, align=align))
+    kernel = kernel_of(function, _spec(function, signature, dims=dims, call=call, align=align))
     judge = InProcessJudge(kernel, device=device, dtype=dtype, direction=direction)
     space = space_for(
         judge.reference,
@@ -82,7 +82,8 @@ def check_invariance(
     )
 
 
-def _kernel(function: Callable[..., object], spec: OperatorSpec) -> Kernel:
+def kernel_of(function: Callable[..., object], spec: OperatorSpec) -> Kernel:
+    """Return the kernel that a callable is, as its author or its caller describes it."""
     name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', 'function')}"
     return Kernel(
         operator=name,

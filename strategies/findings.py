@@ -7,14 +7,15 @@ cases are drawn says `biprop.strategies.search`; how a case is minimised, `bipro
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 
 from biprop.case import Case
 from biprop.errors import CaseError
 from biprop.fixtures.records import Fixture, make_fixture
-from biprop.generation import Exclusion, Space, illegal_in, wanted_classes
-from biprop.judgment import Cause, Outcome, Verdict
+from biprop.generation import Exclusion, Space, illegal_in, rescaled, wanted_classes
+from biprop.judgment import Cause, Outcome, Proof, Verdict
 from biprop.minimize import classes_of, minimise
 from biprop.relations import JudgeOptions
 from biprop.reports.records import Finding
@@ -153,6 +154,8 @@ class Findings:
             budget_runs=self.profile.minimise_runs // (4 if self.items else 1),
             budget_seconds=self._seconds(failure) / (4 if self.items else 1),
             clock=judged.clock,
+            fit=partial(_fitted, space),
+            forms=space.forms,
         )
         fixture = make_fixture(
             reference=self.judge.reference,
@@ -165,6 +168,18 @@ class Findings:
         if judged.is_stopped:
             raise KeyboardInterrupt
         return is_new
+
+    def add_as_it_is(self, case: Case, outcome: Outcome) -> None:
+        """Add the finding of a case that is not shrunk, since its values are what it is about."""
+        fixture = make_fixture(
+            reference=self.judge.reference,
+            case=case,
+            outcome=outcome,
+            proof=Proof(runs=1),
+            provenance=self.judge.description.provenance,
+        )
+        path = self.keep(fixture) if self.keep is not None else ""
+        self.items.append(Finding(fixture=fixture, outcome=outcome, path=path))
 
     def _seconds(self, failure: Failure) -> float:
         # Each step of shrinking a crash may cost a worker, seconds long, so that the smallest case
@@ -186,7 +201,7 @@ class Findings:
             path = self.keep(fixture) if self.keep is not None else ""
             self.items.append(Finding(fixture=fixture, outcome=outcome, path=path))
         self._aliases[cause.key, failure.exclusion] = same[0] if same else len(self.items) - 1
-        if not cause.transforms:
+        if not cause.transforms and cause.relation == "I":
             # It fails without any transform, so every further case would.
             self.is_hopeless = True
         return not same
@@ -246,6 +261,13 @@ class _Judged:
 
 def _cause(finding: Finding) -> Cause:
     return finding.fixture.expect.cause
+
+
+def _fitted(space: Space, case: Case) -> Case:
+    """Return a case of relation A or P with the magnitudes that its sizes ask for."""
+    if case.against is None:
+        return case
+    return rescaled(space.signature, case, backward_signature=space.backward_signature)
 
 
 def _transforms(finding: Finding) -> tuple[str, ...]:

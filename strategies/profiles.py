@@ -32,6 +32,8 @@ class Profile:
         name: `dev`, `pr` or `nightly`.
         examples: Of one cell on a device.
         examples_interpreted: Of one cell in Triton's interpreter.
+        examples_against: Of each relation A and P of one cell, on conditioned data, on a device.
+        examples_against_interpreted: Likewise in the interpreter.
         powered_min: Powered examples of each class that HOLDS needs, on a device.
         powered_min_interpreted: Likewise in the interpreter.
         derandomized: Whether every run draws the same cases.
@@ -42,6 +44,8 @@ class Profile:
     name: ProfileName
     examples: int
     examples_interpreted: int
+    examples_against: int = 20
+    examples_against_interpreted: int = 2
     powered_min: int = 5
     powered_min_interpreted: int = 1
     derandomized: bool = False
@@ -51,6 +55,12 @@ class Profile:
     def examples_of(self, lane: Lane) -> int:
         """Return how many examples a cell of a lane gets."""
         return self.examples_interpreted if lane == "interpreter" else self.examples
+
+    def examples_against_of(self, lane: Lane) -> int:
+        """Return how many examples of a relation A or P a cell of a lane gets."""
+        if lane == "interpreter":
+            return self.examples_against_interpreted
+        return self.examples_against
 
     def powered_min_of(self, lane: Lane) -> int:
         """Return how many powered examples of a class HOLDS needs in a lane."""
@@ -67,12 +77,14 @@ class Profile:
 
 
 PROFILES: dict[ProfileName, Profile] = {
-    "dev": Profile(name="dev", examples=60, examples_interpreted=12),
-    "pr": Profile(name="pr", examples=200, examples_interpreted=20, derandomized=True),
+    "dev": Profile(name="dev", examples=60, examples_interpreted=8),
+    "pr": Profile(name="pr", examples=100, examples_interpreted=8, derandomized=True),
     "nightly": Profile(
         name="nightly",
         examples=5000,
         examples_interpreted=500,
+        examples_against=400,
+        examples_against_interpreted=120,
         powered_min=50,
         powered_min_interpreted=50,
         minimise_runs=10_000,

@@ -2,7 +2,10 @@
 
 Hypothesis draws one seed an example and stops at a failure; the failing case is minimised here, its
 classes are taken out of what is drawn, and the next round goes on with the examples that are left.
-Kernels run behind a `Judge` (`biprop.supervision`); people are told by `biprop.reports`.
+Kernels run behind a `Judge` (`biprop.supervision`); people are told by `biprop.reports`. A declared
+operator is run in the fixed configurations first (`biprop.strategies.fixed`). Where nothing drifts,
+the same is done for what a space holds canonical runs against: accuracy first, then parity with
+each other backend.
 """
 
 import math
@@ -14,25 +17,30 @@ import attrs
 from hypothesis import given
 from hypothesis import seed as with_seed
 
-from biprop.case import Case
+from biprop.case import Against, Case
 from biprop.data.counter import hash_words
-from biprop.errors import BipropError, UnsupportedError
+from biprop.errors import BackendError, BipropError, UnsupportedError
 from biprop.fixtures.records import Fixture
 from biprop.generation import Lane, Space, held_at, real_sizes
 from biprop.judgment import Cause, Verdict
 from biprop.relations import JudgeOptions
 from biprop.reports.records import CellReport
 from biprop.strategies.findings import Failure, Findings
+from biprop.strategies.fixed import FixedTally
+from biprop.strategies.probing import PROBES, probe_cases
 from biprop.strategies.profiles import PROFILES, Profile, search_settings
 from biprop.strategies.seeded import case_of_seed, seeds
 from biprop.strategies.tally import Tally, classes_in
 from biprop.strategies.verdicts import ViolationError, raise_violation
+from biprop.strategies.yardsticks import fault_of_yardstick
 from biprop.supervision import Judge
 
 __all__ = ["Event", "InterruptedSearchError", "search"]
 
 # Seeds tried for a case of a class with too few examples: drawing costs far less than judging.
 _STEERED_DRAWS = 32
+# Share of the time of a search that is left to relations A and P.
+_SHARE_AGAINST = 0.2
 
 
 @attrs.frozen(kw_only=True)
@@ -94,8 +102,9 @@ def search(
         device: Where the judge runs the kernel, for the report.
         lane: How many examples the profile gives, and how many of each class HOLDS needs.
         profile: How thorough the search is.
-        max_examples: Instead of what the profile says. Either is exceeded by up to a half and eight
-            where a class lacks evidence and nothing was found.
+        max_examples: Of relation I, instead of what the profile says. Either is exceeded by up to a
+            half and eight where a class lacks evidence and nothing was found. Relations A and P get
+            no more than that each.
         seconds_max: After which no further example is drawn, whatever evidence is lacking. The
             first one always is, and what was found is still minimised. None: no limit.
         seed: The same seed draws the same cases.
@@ -106,15 +115,18 @@ def search(
         BipropError: The kernel returned something else than its signature says, or no longer runs.
         InterruptedSearchError: Ctrl-C; it holds the report so far.
     """
+    against_count = profile.examples_against_of(lane)
     return _Search(
         judge=judge,
         space=space,
         device=device,
         seed=seed,
         example_count=profile.examples_of(lane) if max_examples is None else max_examples,
+        against_count=against_count if max_examples is None else min(against_count, max_examples),
         seconds_max=math.inf if seconds_max is None else seconds_max,
         tally=Tally(space=space, powered_min=profile.powered_min_of(lane)),
         findings=Findings(judge=judge, space=space, profile=profile, keep=keep),
+        fixed=FixedTally.of(space),
         on_event=on_event,
     ).run()
 
@@ -128,25 +140,37 @@ class _Search:
     device: str
     seed: int
     example_count: int
+    against_count: int
     seconds_max: float
     tally: Tally
     findings: Findings
+    fixed: FixedTally
     on_event: Callable[[Event], None] | None
     failure: Failure | None = None
     error: BipropError | None = None
     seen: dict[int, Failure | None] = attrs.field(factory=dict)
     salt: int = 0
     is_over: bool = False
+    # The relation A or P that is judged now, after relation I, and cases judged before it.
+    phase: Against | None = None
+    judged_before: int = 0
+    # What stood in for the backend; empty while nothing did.
+    fallback: str = ""
     start: float = 0.0
 
     def run(self) -> CellReport:
         self.start = start = time.monotonic()
         unsupported = ""
         try:
+            self._judge_fixed()
             while not self.is_over and self._rounds_left():
                 self._round()
+            for against in self.space.against:
+                self._hold_against(against)
         except UnsupportedError as error:
             unsupported = str(error)
+        except BackendError as error:
+            self.fallback = str(error)
         except KeyboardInterrupt:
             report = self._report(time.monotonic() - start, unsupported)
             stopped = (
@@ -155,22 +179,73 @@ class _Search:
             raise InterruptedSearchError(attrs.evolve(report, message=stopped.strip())) from None
         return self._report(time.monotonic() - start, unsupported)
 
+    def _judge_fixed(self) -> None:
+        """Judge the fixed configurations; one that fails is minimised as any other case is."""
+        for case in self.fixed.cases():
+            if self.findings.is_full or self._elapsed() >= self.seconds_max:
+                return
+            outcome = self.judge.judge(case, JudgeOptions())
+            self.fixed.add(case, outcome)
+            if outcome.verdict.is_violation and outcome.cause is not None:
+                failure = self.findings.as_new(case, outcome, outcome.cause)
+                if failure is not None:
+                    self._minimise(failure)
+
+    def _hold_against(self, against: Against) -> None:
+        """Judge a relation A or P; one that failed before it leaves nothing to be said."""
+        if self.findings.items:
+            cause = self.findings.items[0].fixture.expect.cause
+            reason = f"relation {cause.relation} fails, which is judged before it"
+            names = (against.name, PROBES) if against.relation == "A" else (against.name,)
+            self.tally.reasons_against.update(dict.fromkeys(names, reason))
+            return
+        self.phase, self.is_over = against, False
+        self.judged_before = self.tally.examples + self.tally.examples_against
+        self.space = attrs.evolve(self.space, only=against)
+        while not self.is_over and self._rounds_left():
+            self._round()
+        if against.relation == "A":
+            self._probe(against)
+
+    def _probe(self, accuracy: Against) -> None:
+        """Judge the probes of the contract once; they are as small as they can be."""
+        cases, reason = probe_cases(self.space, accuracy)
+        self.tally.reasons_against[PROBES] = reason
+        for case in cases:
+            outcome = self.judge.judge(case, JudgeOptions())
+            self.tally.add(case, outcome)
+            self._tell("example")
+            if outcome.verdict.is_violation:
+                self.findings.add_as_it_is(case, outcome)
+                self._tell("finding", outcome.cause)
+
+    def _judged(self) -> int:
+        """Return how many cases of the present relation were judged."""
+        return self.tally.examples + self.tally.examples_against - self.judged_before
+
     def _rounds_left(self) -> bool:
-        return not self.findings.is_full and self.tally.examples < self._example_count_max()
+        return not self.findings.is_full and self._judged() < self._example_count_max()
 
     def _example_count_max(self) -> int:
         """Return how many examples there may be: some more where a class lacks evidence."""
+        if self.phase is not None:
+            lacks = not self.findings.items and self.tally.lacks(self.phase)
+            more = self.against_count // 2 + 4 if lacks else 0
+            return self.against_count + (0 if self.tally.is_mostly_rejected else more)
         if self.findings.items or not self.tally.lacking() or self.tally.is_mostly_rejected:
             return self.example_count
         return self.example_count + self.example_count // 2 + 8
 
     def _round(self) -> None:
         """Draw until a case fails, or no example is left; minimise what failed."""
-        before = self.tally.examples
+        before = self._judged()
         self.seen.clear()
         count = self._example_count_max() - before
         # Hypothesis always begins with 0, which must not be the same case in every round.
-        words = (hash_words(half, self.seed & 0xFFFFFFFF, before) for half in ("high", "low"))
+        phase = () if self.phase is None else (self.phase.name,)
+        words = (
+            hash_words(half, self.seed & 0xFFFFFFFF, before, *phase) for half in ("high", "low")
+        )
         self.salt = next(words) << 32 | next(words)
 
         @with_seed(self.salt)
@@ -190,14 +265,14 @@ class _Search:
         except _LateError:
             self.is_over = True
         # A round that judged nothing would be followed by others like it.
-        self.is_over = self.is_over or self.tally.examples == before
+        self.is_over = self.is_over or self._judged() == before
 
     def _example(self, number: int) -> None:
         if number not in self.seen:
             # One example is always judged, however slow the start was.
-            if self.tally.examples and self._elapsed() >= self.seconds_max:
+            if self._judged() and self._elapsed() >= self._deadline():
                 raise _LateError
-            if self.tally.examples >= self._example_count_max():
+            if self._judged() >= self._example_count_max():
                 return
             try:
                 self.seen[number] = self._judge(number)
@@ -213,7 +288,7 @@ class _Search:
 
     def _judge(self, number: int) -> Failure | None:
         case = self._case(number)
-        if not case.transforms:
+        if not case.transforms and case.against is None:
             # Every class that applies was found to fail, so there is nothing left to judge.
             return None
         repeat = self.tally.wants_repeat(case)
@@ -228,6 +303,8 @@ class _Search:
         """Return the case of a seed; late in a search, one of a class with little evidence."""
         space = self._space()
         number ^= self.salt
+        if self.phase is not None:
+            return self._case_against(number, space, self.phase)
         if number % 4 == 1:
             # Classes found to fail hide what else fails with them, so some cases show them still.
             # One that crashes is not tried again: each costs a worker.
@@ -242,17 +319,37 @@ class _Search:
             case = case_of_seed(number ^ (step << 64), space)
         return case
 
+    def _case_against(self, number: int, space: Space, against: Against) -> Case:
+        """Return a case of relation A or P, of what was judged least often."""
+        wanted = self.tally.judged_least(against)
+        case = case_of_seed(number, space)
+        for step in range(1, _STEERED_DRAWS):
+            if case.judged == wanted:
+                break
+            case = case_of_seed(number ^ (step << 64), space)
+        return case
+
     def _space(self) -> Space:
         """Return what the next case is drawn from: now and then, one of a real model's sizes."""
         every = self.space.limits.real_every
         real = real_sizes(self.space)
-        if not real or self.tally.examples % every:
+        judged = self._judged()
+        if not real or judged % every:
             return self.space
         # In turns, so that each of them is tried; the first example of all is one of them.
-        return held_at(self.space, real[self.tally.examples // every % len(real)])
+        return held_at(self.space, real[judged // every % len(real)])
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.start
+
+    def _deadline(self) -> float:
+        """Return the seconds after which the present relation is judged no more."""
+        relations = self.space.against
+        if not relations:
+            return self.seconds_max
+        done = 0 if self.phase is None else 1 + relations.index(self.phase)
+        share = 1 - _SHARE_AGAINST * (1 - done / len(relations))
+        return self.seconds_max * share
 
     def _is_half_over(self) -> bool:
         is_late = self._elapsed() >= self.seconds_max / 2
@@ -260,20 +357,33 @@ class _Search:
 
     def _minimise(self, failure: Failure) -> None:
         self._tell("failure", failure.cause)
+        fault = "" if self.phase is None else self._fault_of_yardstick(self.phase)
+        if fault and self.phase is not None:
+            self.tally.reasons_against[self.phase.name] = fault
+            self.is_over = True
+            return
         if self.findings.minimise(failure):
             self._tell("finding", failure.cause)
         excluded = self.findings.exclusions(crashes_only=False)
         self.space = attrs.evolve(self.space, excluded=excluded)
 
+    def _fault_of_yardstick(self, against: Against) -> str:
+        """Return why another backend is no yardstick; empty where it is, or is none."""
+        if not against.backend:
+            return ""
+        return fault_of_yardstick(self.judge, self.space, against.backend, seed=self.seed)
+
     def _tell(
         self, kind: Literal["example", "failure", "finding"], cause: Cause | None = None
     ) -> None:
         if self.on_event is not None:
+            examples = self.tally.examples + self.tally.examples_against
+            wanted = self.example_count + self.against_count * len(self.space.against)
             self.on_event(
                 Event(
                     kind=kind,
-                    examples=self.tally.examples,
-                    example_count=max(self.example_count, self.tally.examples),
+                    examples=examples,
+                    example_count=max(wanted, examples),
                     cause=cause,
                 )
             )
@@ -290,9 +400,9 @@ class _Search:
             device=self.device,
             verdict=verdict,
             findings=tuple(self.findings.items),
-            examples=tally.examples,
+            examples=tally.examples + tally.examples_against,
             rejected=tally.rejected,
-            launches=tally.launches + self.findings.launches,
+            launches=tally.launches + self.findings.launches + self.fixed.launches,
             classes=tally.class_counts(),
             power_kind="value" if tally.power_kind == "value" else "order" if shares else "",
             power_share=sum(shares) / len(shares) if shares else 0.0,
@@ -301,11 +411,17 @@ class _Search:
             message=message,
             actual_backend=tally.actual_backend,
             chain_index=None if declaration is None else declaration.chain_index,
+            owner=self.judge.description.owner,
             largest=dict(tally.largest),
+            judged=tally.judged_counts(),
+            fixed=self.fixed.count(),
         )
 
     def _verdict(self, unsupported: str) -> tuple[Verdict, str]:
         tally = self.tally
+        if self.fallback:
+            # First of all: what else was found is not the backend's own.
+            return Verdict.FALLBACK, self.fallback
         if self.findings.items:
             return self.findings.items[0].outcome.verdict, ""
         if unsupported:

@@ -4,12 +4,15 @@ The texts of a reference become records again here, in a process that need not h
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
-from biprop.case import Dtype, Execution
-from biprop.generation import Lane, Space, wanted_classes
+from biprop.case import Against, Dtype, Execution
+from biprop.contract import Contract, judgment_of
+from biprop.generation import CLASSES, Lane, Space, wanted_classes
 from biprop.generation.space import Direction
 from biprop.operators import KernelReference
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
+from biprop.signature.forms import Forms, FormSignatures
 from biprop.strategies.profiles import PROFILES, Profile
 from biprop.supervision import Description
 
@@ -36,6 +39,7 @@ def space_for(
     transforms: Sequence[str] = (),
     profile: Profile = PROFILES["dev"],
     execution: Execution | None = None,
+    contract: Contract | None = None,
 ) -> Space:
     """Return what is drawn for a kernel.
 
@@ -47,11 +51,18 @@ def space_for(
         transforms: Classes wanted, `T1`, `T4.finite`, ...; empty: all that apply.
         profile: How large cases may be.
         execution: Switches of the process; None: as a case has them by default.
+        contract: Thresholds of relations A and P, which are judged of a declared operator where all
+            classes are wanted; None: only invariance is judged.
 
     Raises:
         BipropError: A text of the reference cannot be read, or a class is unknown.
     """
     signature = parse_signature(reference.signature)
+    switches = execution or Execution()
+    is_returned = not any(argument.marked for argument in signature.arguments)
+    classes = wanted_classes(transforms)
+    is_whole = set(classes) == set(CLASSES)
+    is_held = is_returned and is_whole and not switches.has_reduced_precision
     backward = reference.backward_signature
     return Space(
         signature=signature,
@@ -62,9 +73,59 @@ def space_for(
         registered=description.is_registered,
         declaration=description.declaration,
         op_class=description.op_class,
-        classes=wanted_classes(transforms),
+        classes=classes,
         align=reference.align,
         constants=description.constants,
         limits=profile.limits_of(lane_of(description)),
-        execution=execution or Execution(),
+        execution=switches,
+        forms=_forms(description),
+        takes_shards=description.takes_shards,
+        against=_against(contract, description, reference.backend, dtype=dtype, direction=direction)
+        if contract is not None and is_held
+        else (),
     )
+
+
+def _forms(description: Description) -> Forms:
+    """Return the other forms of an operator, from their texts."""
+    forms = {}
+    for name, text in description.forms.items():
+        signature = parse_signature(text)
+        backward = description.form_backwards.get(name)
+        forms[name] = FormSignatures(
+            signature=signature,
+            backward_signature=parse_backward(backward, signature) if backward else None,
+        )
+    return forms
+
+
+def _against(
+    contract: Contract,
+    description: Description,
+    backend: str,
+    *,
+    dtype: Dtype,
+    direction: Direction,
+) -> tuple[Against, ...]:
+    """Return what the canonical runs of a declared operator are held against."""
+    op_class = description.op_class
+    if description.declaration is None or op_class is None:
+        return ()
+
+    def held(relation: Literal["A", "P"], other: str = "") -> tuple[Against, ...]:
+        tolerance = contract.tolerance(
+            judgment=judgment_of(relation, direction),
+            op_class=op_class,
+            dtype=dtype,
+            backends=(backend, other) if other else None,
+            # A contract names architectures as `sm90`, whatever the maker of the device.
+            arch_key=description.provenance.arch_key.removeprefix("cuda-"),
+        )
+        if tolerance is None:
+            return ()
+        return (
+            Against(relation=relation, backend=other, atol=tolerance.atol, rtol=tolerance.rtol),
+        )
+
+    accuracy = held("A") if description.has_reference else ()
+    return accuracy + tuple(item for other in description.yardsticks for item in held("P", other))

@@ -7,16 +7,18 @@ from collections.abc import Iterable
 
 import attrs
 
-from biprop.case import Case, Judged
+from biprop.case import Against, Case, Judged
 from biprop.generation import CLASSES, Space, applicability
 from biprop.generation.generator import judged_in
 from biprop.judgment import Outcome
 from biprop.layout.pool import neighbours_of
-from biprop.reports.records import ClassCount
+from biprop.reports.records import ClassCount, JudgedCount
+from biprop.strategies.probing import PROBES
 from biprop.transforms import apply_all, class_of, transforms_of
 
 __all__ = ["Tally", "classes_in", "sizes_in"]
 
+_NONE = ClassCount()
 # After a class's first example, every eighth is run twice on the canonical side.
 _REPEAT_EVERY = 8
 
@@ -27,8 +29,10 @@ class Tally:
 
     Attributes:
         space: What is searched.
-        powered_min: Powered examples that each class needs.
-        examples: Cases judged.
+        powered_min: Powered examples that each class needs, and each relation A or P.
+        examples: Cases of relation I judged.
+        examples_against: Cases of relations A and P judged.
+        reasons_against: Why a relation A or P is not judged, by its name; empty for one that is.
         rejected: Of these, cases whose canonical run raised.
         launches: Launches made.
         power_shares: Share of each case that was compared.
@@ -41,6 +45,8 @@ class Tally:
     space: Space
     powered_min: int
     examples: int = 0
+    examples_against: int = 0
+    reasons_against: dict[str, str] = attrs.field(factory=dict)
     rejected: int = 0
     launches: int = 0
     power_shares: list[float] = attrs.field(factory=list)
@@ -51,6 +57,7 @@ class Tally:
     _reasons: dict[Judged, dict[str, str]] = attrs.field(init=False)
     _counts: dict[tuple[Judged, str], ClassCount] = attrs.field(init=False, factory=dict)
     _drawn: dict[tuple[Judged, str], int] = attrs.field(init=False, factory=dict)
+    _judged: dict[Judged, int] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         """Find out which classes apply to what is judged."""
@@ -63,6 +70,8 @@ class Tally:
                 registered=space.registered,
                 declaration=space.declaration,
                 classes=space.classes,
+                forms=space.forms,
+                takes_shards=space.takes_shards,
             )
             for judged in judged_in(space)
         }
@@ -79,7 +88,10 @@ class Tally:
 
     def add(self, case: Case, outcome: Outcome) -> None:
         """Count a case that was judged."""
-        self.examples += 1
+        if case.against is None:
+            self.examples += 1
+        else:
+            self.examples_against += 1
         self.launches += outcome.launches
         self.actual_backend = self.actual_backend or outcome.actual_backend
         if outcome.rejected:
@@ -88,9 +100,11 @@ class Tally:
             return
         for name, size in sizes_in(case).items():
             self.largest[name] = max(size, self.largest.get(name, 0))
-        if outcome.power is not None:
+        if outcome.power is not None and case.against is None:
             self.power_kind = outcome.power.kind
             self.power_shares.append(outcome.power.share)
+        if case.against is None:
+            self._judged[case.judged] = self._judged.get(case.judged, 0) + 1
         for name, evidence in outcome.classes.items():
             key = (case.judged, name)
             before = self._counts.get(key, ClassCount())
@@ -100,12 +114,27 @@ class Tally:
                 powered=before.powered + (evidence == "powered"),
                 vacuous=before.vacuous + (evidence == "vacuous"),
                 unpowered=before.unpowered + (evidence == "unpowered"),
+                tolerance_share=_larger(before.tolerance_share, outcome.tolerance_share),
             )
 
     @property
     def is_mostly_rejected(self) -> bool:
         """Whether more than half of the canonical runs raised."""
-        return 2 * self.rejected > self.examples
+        return 2 * self.rejected > self.examples + self.examples_against
+
+    def judged_least(self, against: Against) -> Judged:
+        """Return what was judged least often of what a relation A or P can be judged of."""
+        kinds = tuple(self._reasons)
+        return min(
+            kinds, key=lambda judged: self._counts.get((judged, against.name), _NONE).examples
+        )
+
+    def lacks(self, against: Against) -> bool:
+        """Whether a relation A or P has too few powered examples."""
+        return not self.reasons_against.get(against.name) and any(
+            self._counts.get((judged, against.name), _NONE).powered < self.powered_min
+            for judged in self._reasons
+        )
 
     def lacking(self) -> frozenset[tuple[Judged, str]]:
         """Return what has too few powered examples, as what is judged and class."""
@@ -118,8 +147,14 @@ class Tally:
         )
 
     def lacking_text(self) -> str:
-        """Say which classes lack examples; empty if none does, or none applies."""
-        lacking = self.lacking()
+        """Say which classes and relations lack examples; empty if none does, or none applies."""
+        lacking = self.lacking() | {
+            (judged, against.name)
+            for against in self.space.against
+            if self.lacks(against)
+            for judged in self._reasons
+            if self._counts.get((judged, against.name), _NONE).powered < self.powered_min
+        }
         if not lacking:
             return ""
         several = len(self._reasons) > 1
@@ -134,8 +169,23 @@ class Tally:
         )
 
     def class_counts(self) -> dict[str, ClassCount]:
-        """Return the counts by class, and a reason where one does not apply."""
-        return {name: self._class_count(name) for name in CLASSES}
+        """Return the counts by class, then by relation, and a reason where one is not judged."""
+        classes = {name: self._class_count(name) for name in CLASSES}
+        names = [item.name for item in self.space.against]
+        if PROBES in self.reasons_against:
+            names.append(PROBES)
+        return classes | {name: self._row(name) for name in names}
+
+    def judged_counts(self) -> dict[Judged, JudgedCount]:
+        """Return examples of relation I, and what lacks evidence, by what was judged."""
+        lacking = sorted(self.lacking())
+        return {
+            judged: JudgedCount(
+                examples=self._judged.get(judged, 0),
+                lacking=tuple(name for what, name in lacking if what == judged),
+            )
+            for judged in self._reasons
+        }
 
     def applies(self) -> bool:
         """Whether any class applies at all."""
@@ -143,14 +193,28 @@ class Tally:
 
     def _class_count(self, name: str) -> ClassCount:
         reasons = [table[name] for table in self._reasons.values()]
-        found = [self._counts.get((judged, name), ClassCount()) for judged in self._reasons]
+        return attrs.evolve(self._sum(name), reason=reasons[0] if all(reasons) else "")
+
+    def _row(self, name: str) -> ClassCount:
+        return attrs.evolve(self._sum(name), reason=self.reasons_against.get(name, ""))
+
+    def _sum(self, name: str) -> ClassCount:
+        found = [self._counts.get((judged, name), _NONE) for judged in self._reasons]
+        largest = None
+        for count in found:
+            largest = _larger(largest, count.tolerance_share)
         return ClassCount(
             examples=sum(count.examples for count in found),
             powered=sum(count.powered for count in found),
             vacuous=sum(count.vacuous for count in found),
             unpowered=sum(count.unpowered for count in found),
-            reason=reasons[0] if all(reasons) else "",
+            tolerance_share=largest,
         )
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    """Return the larger of two numbers of which either may be missing."""
+    return max((number for number in (one, other) if number is not None), default=None)
 
 
 def classes_in(case: Case) -> tuple[str, ...]:

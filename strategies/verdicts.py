@@ -11,6 +11,8 @@ from biprop.judgment import Cause
 
 __all__ = ["ViolationError", "raise_violation", "violation_class"]
 
+_RELATIONS = {"A": "against_reference", "P": "against_backend"}
+
 
 class ViolationError(AssertionError):
     """A kernel broke what it promises.
@@ -27,6 +29,8 @@ def violation_class(cause: Cause) -> type[ViolationError]:
     """Return the class of a cause, the same object for equal causes."""
     words = [cause.verdict.value.capitalize(), cause.direction, cause.output or "launch"]
     words += [] if cause.finite else ["nonfinite"]
+    # Relation I is what a name without another one means.
+    words += [] if cause.relation == "I" else [_RELATIONS[cause.relation], cause.backend]
     name = "".join(word.title() for word in "_".join(words).replace(" ", "_").split("_"))
     return type(f"{name}Error", (ViolationError,), {"cause": cause, "__doc__": cause.key})
 

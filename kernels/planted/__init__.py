@@ -1,7 +1,8 @@
 """Planted kernels: known defects of known kinds, each beside a healthy twin one line apart.
 
 They promise nothing and are no operators: `tests/power` proves with them that the suite finds what
-is there and nothing else. `smallest.json` holds the smallest failing structure of each, as
+is there and nothing else. Those of `CHAIN` take the place of one direction of a registered
+operator. `smallest.json` holds the smallest failing structure of each, as
 `ci/smallest` found it by trying all.
 """
 
@@ -9,13 +10,14 @@ from biprop.kernels.planted.attention import ATTENTION
 from biprop.kernels.planted.attention_gradients import ATTENTION_GRADIENTS
 from biprop.kernels.planted.attention_packed import ATTENTION_PACKED
 from biprop.kernels.planted.attention_rows import ATTENTION_ROWS
+from biprop.kernels.planted.chain import CHAIN
 from biprop.kernels.planted.gradients import GRADIENTS
-from biprop.kernels.planted.records import Extent, Mechanism, Planted
+from biprop.kernels.planted.records import ChainDefect, Extent, Mechanism, Planted
 from biprop.kernels.planted.row_wise import ROW_WISE
 from biprop.kernels.planted.sequence_wise import SEQUENCE_WISE
 from biprop.kernels.planted.tiles import TILES
 
-__all__ = ["PLANTED", "Extent", "Mechanism", "Planted"]
+__all__ = ["CHAIN", "PLANTED", "ChainDefect", "Extent", "Mechanism", "Planted"]
 
 PLANTED: tuple[Planted, ...] = (
     *ROW_WISE,

@@ -8,7 +8,7 @@ from biprop.case import Dtype
 from biprop.operators import Kernel, KernelFunction
 from biprop.signature import parse_restrictions, parse_signature
 
-__all__ = ["Extent", "Mechanism", "Planted"]
+__all__ = ["ChainDefect", "Extent", "Mechanism", "Planted"]
 
 # Kinds of defect, as public reports show them: another path by shape, another split of a sum, a
 # wrong index, dead or stale memory read, a statistic of the batch, lost segment starts, slots taken
@@ -17,6 +17,25 @@ __all__ = ["Extent", "Mechanism", "Planted"]
 Mechanism = Literal[
     "SHAPE", "SPLIT", "INDEX", "MEMB", "BSTAT", "SEGM", "POS", "TAIL", "GRAD", "ATOM"
 ]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ChainDefect:
+    """A defect of one direction of a registered operator, put in the place of its torch backend's.
+
+    Attributes:
+        name: Unique among these defects.
+        operator: Name of the operator that it breaks.
+        direction: What is broken; the operator's own other direction stays as it is, and holds.
+        function: Takes the place of the forward or of the backward.
+        form: Of the operator's signatures, the one that it implements.
+    """
+
+    name: str
+    operator: str
+    direction: Literal["forward", "backward"]
+    function: KernelFunction
+    form: str = "packed"
 
 
 @attrs.frozen(kw_only=True)

@@ -2,7 +2,8 @@
 
 Two values are the same when their bits are: +0 is not -0, and a NaN is itself. What a comparison
 means is said elsewhere: `biprop.execution` chooses the watched tokens, `biprop.judgment`
-classifies, `biprop.reports` tells people. Errors are reported beside the bits and never decide.
+classifies, `biprop.reports` tells people. Errors are reported beside the bits and never decide;
+only `compare_within` asks how far values lie apart, and is told what is allowed.
 """
 
 import hashlib
@@ -17,12 +18,14 @@ from torch import Tensor
 from biprop.errors import OutputError
 
 __all__ = [
+    "Agreement",
     "Comparison",
     "NanPayload",
     "Poison",
     "any_differ",
     "bit_pattern",
     "compare",
+    "compare_within",
     "digest_bits",
     "hex_of",
     "poison_",
@@ -84,6 +87,36 @@ class Comparison:
     def same(self) -> bool:
         """Whether no element differs."""
         return self.elements_differing == 0
+
+
+@attrs.frozen(kw_only=True)
+class Agreement:
+    """How well a tensor agrees with another one within a tolerance; the first axis counts tokens.
+
+    Attributes:
+        elements_compared: Elements of either tensor.
+        elements_beyond: Elements that do not agree.
+        elements_telling: Elements of which the other side is finite and not zero.
+        tokens_compared: Size of the first axis; 1 for a tensor without axes.
+        tokens_beyond: Tokens with at least one element that does not agree.
+        first: Index of the first of them in row-major order, None if there is none.
+        share: Largest error over pairs of finite values, divided by what is allowed there; infinite
+            where nothing is.
+        max_abs_error: As for `Comparison`, likewise the next two; 0 where all agree.
+        mean_abs_error: Over pairs of finite values.
+        max_rel_error: Divided by the magnitude of the other side.
+    """
+
+    elements_compared: int = attrs.field(validator=attrs.validators.ge(0))
+    elements_beyond: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    elements_telling: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    tokens_compared: int = attrs.field(validator=attrs.validators.ge(0))
+    tokens_beyond: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    first: tuple[int, ...] | None = None
+    share: float = 0.0
+    max_abs_error: float = 0.0
+    mean_abs_error: float = 0.0
+    max_rel_error: float = 0.0
 
 
 def bit_pattern(values: Tensor) -> Tensor:
@@ -211,6 +244,85 @@ def compare(
     )
 
 
+def compare_within(
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    *,
+    atol: float,
+    rtol: float,
+    flags: Sequence[Tensor] = (),
+) -> tuple[tuple[Agreement, ...], tuple[bool, ...]]:
+    """Say of each pair of tensors whether the first lies within a tolerance of the second.
+
+    Elements agree where `|own - other| <= atol + rtol * |other|`, in float64. Equal infinities
+    agree, and so do two NaNs; anything else that is not finite agrees with nothing. A device is
+    waited for once, unless something does not agree.
+
+    Args:
+        pairs: Tensors of one shape and device, real, of any two dtypes.
+        atol: Absolute tolerance, 0 or more.
+        rtol: Relative tolerance, 0 or more.
+        flags: Bool tensors of one element each, to be read back at the same time.
+
+    Returns:
+        One agreement for each pair, and one bool for each flag.
+
+    Raises:
+        OutputError: The two of a pair differ in shape or device.
+    """
+    looked = [_looked_at(own, other, atol=atol, rtol=rtol) for own, other in pairs]
+    columns = [column for _, told in looked for column in told]
+    read = _numbers([*columns, *(flag.double() for flag in flags)])
+    width = len(columns) // len(looked) if looked else 0
+    agreements = []
+    for place, ((own, other), (agree, _)) in enumerate(zip(pairs, looked, strict=True)):
+        beyond, telling, share = read[place * width : (place + 1) * width]
+        tokens = own.shape[0] if own.dim() else 1
+        found = Agreement(
+            elements_compared=own.numel(),
+            elements_telling=int(telling),
+            tokens_compared=tokens,
+            share=share,
+        )
+        agreements.append(_beyond(found, own, other, ~agree) if beyond else found)
+    return tuple(agreements), tuple(bool(number) for number in read[len(columns) :])
+
+
+def _looked_at(
+    own: Tensor, other: Tensor, *, atol: float, rtol: float
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Return where two tensors agree, and counts and share of one element each, not read back."""
+    if own.shape != other.shape or own.device != other.device:
+        raise OutputError(
+            f"Cannot compare {_kind(own)} with {_kind(other)}: "
+            "both sides must return the same shape and device for the same tokens."
+        )
+    left, right = own.detach().double(), other.detach().double()
+    finite = left.isfinite() & right.isfinite()
+    error, allowed = (left - right).abs(), atol + rtol * right.abs()
+    same = (left == right) | (left.isnan() & right.isnan())
+    agree = same | (finite & (error <= allowed))
+    # 0 of 0 is no error; a tolerance of 0 leaves no room for any other.
+    share = torch.where(finite & ~same, error / allowed, 0.0)
+    largest = share.max() if share.numel() else share.sum()
+    telling = (right.isfinite() & (right != 0)).count_nonzero()
+    return agree, ((~agree).count_nonzero().double(), telling.double(), largest)
+
+
+def _beyond(found: Agreement, own: Tensor, other: Tensor, beyond: Tensor) -> Agreement:
+    """Return an agreement with where and how far its tensors leave their tolerance."""
+    by_token = beyond.reshape(found.tokens_compared, -1)
+    max_abs, mean_abs, max_rel = _errors(other, own, beyond)
+    return attrs.evolve(
+        found,
+        elements_beyond=int(beyond.count_nonzero()),
+        tokens_beyond=int(by_token.any(dim=1).count_nonzero()),
+        first=tuple(int(i) for i in beyond.nonzero()[0].tolist()),
+        max_abs_error=max_abs,
+        mean_abs_error=mean_abs,
+        max_rel_error=max_rel,
+    )
+
+
 def hex_of(value: Tensor) -> str:
     """Write the bits of one element as hexadecimal digits, as `0x3f800000` for 1.0 in float32.
 
@@ -285,6 +397,14 @@ def _read(flags: Sequence[Tensor]) -> list[bool]:
         return []
     device = flags[0].device
     return [bool(flag) for flag in torch.stack([flag.to(device) for flag in flags]).tolist()]
+
+
+def _numbers(columns: Sequence[Tensor]) -> list[float]:
+    """Read float64 tensors of one element back, all at once."""
+    if not columns:
+        return []
+    device = columns[0].device
+    return [float(number) for number in torch.stack([c.to(device) for c in columns]).tolist()]
 
 
 def _check_comparable(canonical: Tensor, transformed: Tensor) -> None:

@@ -20,11 +20,13 @@ from biprop.sequence import LogicalSequence
 __all__ = [
     "DTYPES",
     "SDPA_BACKENDS",
+    "Against",
     "Case",
     "Dtype",
     "Execution",
     "Json",
     "Judged",
+    "Relation",
     "SdpaBackend",
     "TransformData",
     "TransformValue",
@@ -40,6 +42,7 @@ __all__ = [
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 Judged = Literal["outputs", "token_gradients", "parameter_gradients"]
+Relation = Literal["I", "A", "P"]
 SdpaBackend = Literal["any", "math", "flash", "efficient", "cudnn"]
 SDPA_BACKENDS: tuple[SdpaBackend, ...] = ("any", "math", "flash", "efficient", "cudnn")
 TransformValue = int | str | bool | tuple[int, ...]
@@ -85,6 +88,11 @@ class Execution:
     sdpa_backend: SdpaBackend = "any"
 
     @property
+    def has_reduced_precision(self) -> bool:
+        """Whether sums or products of float32 may be taken in less."""
+        return self.tf32 or self.bf16_reduced_precision or self.fp16_reduced_precision
+
+    @property
     def words(self) -> tuple[str, ...]:
         """Return what is switched other than by default, threads aside."""
         found = {
@@ -95,6 +103,35 @@ class Execution:
             f"sdpa {self.sdpa_backend}": self.sdpa_backend != "any",
         }
         return tuple(word for word, is_on in found.items() if is_on)
+
+
+@attrs.frozen(kw_only=True)
+class Against:
+    """What a canonical run is held against, and how far it may lie from it.
+
+    An element agrees where `|own - other| <= atol + rtol * |other|`. Both numbers are a copy of
+    what the contract says when the case is drawn, so that a fixture replays under the tolerance
+    that it was found with.
+
+    Attributes:
+        relation: `A`, against the operator's float32 reference, or `P`, against another backend.
+        backend: Of `P`: the other one.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        probe: Of `A`: name of the probe of the contract that the case is, whose results are known;
+            empty for drawn cases.
+    """
+
+    relation: Literal["A", "P"]
+    backend: str = ""
+    probe: str = ""
+    atol: float
+    rtol: float
+
+    @property
+    def name(self) -> str:
+        """Return what it is counted under: `A`, `P torch`, or `probes`."""
+        return "probes" if self.probe else f"{self.relation} {self.backend}".strip()
 
 
 @attrs.frozen(kw_only=True)
@@ -115,6 +152,8 @@ class Case:
         scalars: Value by name of every argument of kind `scalar`.
         transforms: The composition, as data; classes in any order, each transform at most once.
         execution: Process switches.
+        against: What the canonical run is held against in relations A and P, without transforms;
+            None for relation I.
     """
 
     dtype: Dtype
@@ -128,6 +167,12 @@ class Case:
     scalars: dict[str, float] = attrs.field(factory=dict)
     transforms: tuple[TransformData, ...] = ()
     execution: Execution = attrs.field(factory=Execution)
+    against: Against | None = None
+
+    @property
+    def relation(self) -> Relation:
+        """`I` where a composition is judged, else what the case says."""
+        return "I" if self.against is None else self.against.relation
 
     @property
     def direction(self) -> Literal["forward", "backward"]:

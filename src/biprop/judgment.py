@@ -10,7 +10,7 @@ from typing import Literal
 import attrs
 import cattrs
 
-from biprop.case import Json, reason_of, strict_converter
+from biprop.case import Json, Relation, reason_of, strict_converter
 from biprop.errors import CaseError
 
 __all__ = [
@@ -39,6 +39,8 @@ class Verdict(StrEnum):
     NONDETERMINISTIC = "NONDETERMINISTIC"
     INACCURATE = "INACCURATE"
     CRASHES = "CRASHES"
+    # Of a cell alone: something else than its backend computed, so no case of it shows anything.
+    FALLBACK = "FALLBACK"
     VACUOUS = "VACUOUS"
     UNSUPPORTED = "UNSUPPORTED"
 
@@ -50,6 +52,7 @@ class Verdict(StrEnum):
             Verdict.NONDETERMINISTIC,
             Verdict.INACCURATE,
             Verdict.CRASHES,
+            Verdict.FALLBACK,
         }
 
 
@@ -62,7 +65,8 @@ class Cause:
 
     Attributes:
         verdict: A violation.
-        relation: `I` (A and P come with the contract).
+        relation: `I` invariance, `A` accuracy or `P` parity: the one of the case.
+        backend: Of `P`: the other backend.
         direction: `forward` or `backward`.
         output: Name of the output, gradient (`dx`) or accumulator that differs first in signature
             order; `x (dead slots)` where a launch changed dead slots of a mutated argument; empty
@@ -75,19 +79,24 @@ class Cause:
     direction: Literal["forward", "backward"]
     output: str = ""
     finite: bool = True
-    relation: Literal["I", "A", "P"] = "I"
+    relation: Relation = "I"
+    backend: str = ""
     transforms: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """Return one word that names the cause without its transforms."""
         fill = "finite" if self.finite else "nonfinite"
-        return f"{self.relation}-{self.verdict}-{self.direction}-{self.output or 'launch'}-{fill}"
+        relation = f"{self.relation}-{self.backend}" if self.backend else self.relation
+        return f"{relation}-{self.verdict}-{self.direction}-{self.output or 'launch'}-{fill}"
 
 
 @attrs.frozen(kw_only=True)
 class BitDifference:
     """The first difference in logical order.
+
+    Of relations A and P, `canonical` is the kernel's own canonical run, and `transformed` what it
+    is held against: the reference, or the other backend's canonical run.
 
     Attributes:
         sequence_id: Id of the sequence; -1 for a parameter's gradient.
@@ -118,6 +127,8 @@ class BitDifference:
 class Mismatch:
     """How one output differs.
 
+    Of relations A and P, elements count as differing that lie beyond the tolerance.
+
     Attributes:
         output: Its name.
         dtype: Its dtype.
@@ -125,7 +136,9 @@ class Mismatch:
         tokens: Tokens that differ, of `tokens_compared`; 0 of 0 for parameters.
         max_abs_error: Over pairs of finite values; None without such a pair that differs.
         mean_abs_error: Likewise.
-        max_rel_error: None also where a canonical zero has another counterpart.
+        max_rel_error: None also where a canonical zero has another counterpart. Of relations A and
+            P it is divided by the magnitude of the other side.
+        other_dtype: Of the other side in relations A and P; empty where it is the same.
     """
 
     output: str
@@ -138,6 +151,7 @@ class Mismatch:
     max_abs_error: float | None = None
     mean_abs_error: float | None = None
     max_rel_error: float | None = None
+    other_dtype: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -146,11 +160,13 @@ class Power:
 
     Attributes:
         kind: `order`: share of compared elements whose bits change under other summation orders;
-            `value`: share of watched rows that differ from every other row and from the fill.
+            `value`: share of watched rows that differ from every other row and from the fill;
+            `magnitude`, of relations A and P: share of compared elements that are finite and not
+            zero in what the kernel is held against.
         share: 0 to 1.
     """
 
-    kind: Literal["order", "value"]
+    kind: Literal["order", "value", "magnitude"]
     share: float
 
 
@@ -176,11 +192,14 @@ class Outcome:
     """What judging one case gave.
 
     Attributes:
-        verdict: HOLDS, DRIFTS, NONDETERMINISTIC, CRASHES, VACUOUS or UNSUPPORTED.
+        verdict: HOLDS, DRIFTS, NONDETERMINISTIC, INACCURATE, CRASHES, VACUOUS or UNSUPPORTED.
         cause: Of a violation.
         mismatches: One an output that differs, in signature order.
         power: None where nothing was compared.
-        classes: Evidence by class of the composition (`T1`, `T4.finite`, ...).
+        classes: Evidence by class of the composition (`T1`, `T4.finite`, ...); of relations A and
+            P by the name of what the kernel is held against (`A`, `P torch`).
+        tolerance_share: Of relations A and P: the largest error as a share of what is allowed;
+            None where it is not finite, or no error was measured.
         rejected: Message of a canonical run that raised; the case is then excluded (VACUOUS).
         message: Exception, signal or hang of CRASHES; reason of UNSUPPORTED.
         rate: Share of runs that differ from the most frequent result, for NONDETERMINISTIC.
@@ -197,6 +216,7 @@ class Outcome:
     mismatches: tuple[Mismatch, ...] = ()
     power: Power | None = None
     classes: dict[str, ClassEvidence] = attrs.field(factory=dict)
+    tolerance_share: float | None = None
     rejected: str = ""
     message: str = ""
     rate: float | None = None

@@ -46,8 +46,9 @@ def test_linear_is_found_shown_and_replayed(tmp_path: Path) -> None:
     # Another folder and process, with nothing but the text.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    words = ("replay", "-", "--allow-target", TARGET)
-    replayed = run_alone(*words, folder=elsewhere, text=f"Hello,\n\n{issue.out}\nBye\n")
+    allowed = ("--allow-target", TARGET)
+    text = f"Hello,\n\n{issue.out}\nBye\n"
+    replayed = run_alone("replay", "-", *allowed, folder=elsewhere, text=text)
     assert replayed.code == 1
     assert replayed.out.startswith(f"FAILED  {identity[:8]}")
 

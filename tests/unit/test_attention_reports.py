@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from tests.unit.test_reports import assert_shows, run_alone
+from tests.unit.test_reports import Script, assert_shows, run_alone
 
 from biprop.case import Case, Judged
 from biprop.data.recipe import TOKENS, Point, Recipe
@@ -179,8 +179,9 @@ def test_scripts_show_both_patterns_without_biprop(tmp_path: Path) -> None:
 
     # A gradient of values lies on the axis of contexts.
     assert fixtures[-1].expect.cause.output == "dv"
-    for fixture, printed in zip(fixtures, run_alone(tmp_path, *fixtures), strict=True):
-        assert_shows(fixture, printed)
+    scripts = [Script(fixture=fixture, text=KERNEL) for fixture in fixtures]
+    for script, printed in zip(scripts, run_alone(tmp_path, *scripts), strict=True):
+        assert_shows(script.fixture, printed)
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,15 @@ from ci.lanes.records import (
     write_evidence,
 )
 from ci.lanes.where import ROOT, this_run, without_folders
-from tests.unit.evidence_samples import CELLS, FINDINGS, RUN, TIMES
+from tests.unit.evidence_samples import CELLS, FINDINGS, RUN, SPEEDS, TIMES
 
 from biprop.cli.check import check
 from biprop.loading import check_file
 from biprop.provenance import source_digest, source_sha256
-from biprop.pytest_plugin.cells import cells_of
 from biprop.pytest_plugin.summary import PROPERTY
 from biprop.registry import build_registry
 from biprop.signature import parse_target
+from biprop.strategies.cells import cells_of
 
 COMMITTED = sorted((ROOT / EVIDENCE).glob("*.json"))
 
@@ -45,7 +45,7 @@ def stored(evidence: Evidence, folder: Path) -> Path:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Make a repository of the texts, with evidence, and write its figures."""
-    for evidence in (CELLS, FINDINGS, TIMES):
+    for evidence in (CELLS, FINDINGS, TIMES, SPEEDS):
         stored(evidence, tmp_path / EVIDENCE)
     for path in TEXTS:
         (tmp_path / path).parent.mkdir(exist_ok=True)
@@ -92,7 +92,7 @@ class TestCommitted:
 class TestRecords:
     """Writing and reading."""
 
-    @pytest.mark.parametrize("evidence", [CELLS, FINDINGS, TIMES])
+    @pytest.mark.parametrize("evidence", [CELLS, FINDINGS, TIMES, SPEEDS])
     def test_evidence_survives_its_file(self, evidence: Evidence, tmp_path: Path) -> None:
         """What is read is what was written, with the format first."""
         path = stored(evidence, tmp_path)
@@ -177,6 +177,10 @@ class TestFigures:
             "| logp/packed triton | bfloat16 | V=151,936 | 256 | 0.50 | 1.00 | 4.20 | 0.50 | 0.50 |"
             in times
         )
+        assert (
+            "| rms_norm/packed | bfloat16 | forward | H=8,192 | 4,096 | 0.30 | 0.20 | 1.50 | "
+            "functional.rms_norm |" in times
+        )
 
     def test_edited_figure_is_seen(self, root: Path) -> None:
         """A figure that somebody changed by hand makes the text differ, and is mended."""
@@ -211,8 +215,13 @@ class TestFigures:
             root / EVIDENCE,
         )
 
-        assert [sentence.split()[0] for sentence in both] == ["nightly", "findings", "times"]
-        assert [sentence.split()[0] for sentence in notes(root)] == ["nightly", "times"]
+        assert [sentence.split()[0] for sentence in both] == [
+            "nightly",
+            "findings",
+            "times",
+            "speeds",
+        ]
+        assert [sentence.split()[0] for sentence in notes(root)] == ["nightly", "times", "speeds"]
 
     @pytest.mark.parametrize(
         ("text", "sentence"),

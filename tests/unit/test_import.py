@@ -15,6 +15,8 @@ MODULES_WITHOUT_TORCH = [
     "biprop",
     "biprop.case",
     "biprop.cli",
+    "biprop.contract",
+    "biprop.contract.probes",
     "biprop.data.recipe",
     "biprop.errors",
     "biprop.judgment",

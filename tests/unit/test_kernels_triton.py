@@ -25,6 +25,22 @@ FLOATS = {"rstd", "dweight", "logp", "lse", "dlogp", "dlse", "delta"}
 OTHERS = {"offsets": "*i32", "order": "*i32", "position": "*i64", "target": "*i64", "eps": "fp32"}
 OTHERS |= {"query_first": "*i32", "query_last": "*i32", "scale": "fp32", "ends": "*i32"}
 OTHERS |= {"context_first": "*i32", "context_last": "*i32", "queries": "*u8", "contexts": "*u8"}
+CONSTANTS |= {"G": 4}
+POINTERS |= {"gate", "up", "dgate", "dup"}
+CONSTANTS |= {"PIECES": 8, "L": 1, "RANKS": 8}
+CONSTANTS |= {"INDEXED": True}
+POINTERS |= {"hidden", "dhidden"}
+FLOATS |= {"largest", "total", "chosen", "sums"}
+OTHERS |= {"live": "*u8"}
+FLOATS |= {"partials"}
+OTHERS |= {"ids": "*i64", "following": "*i32", "length": "*i32", "block_start": "*i32"}
+OTHERS |= {"octaves_high": "fp32", "octaves_middle": "fp32", "octaves_low": "fp32"}
+OTHERS |= {"direction": "fp32"}
+CONSTANTS |= {"HAS_KL": True, "HEADS": 4}
+POINTERS |= {"advantage"}
+FLOATS |= {"old_logp", "ref_logp", "ratio", "log_ratio", "k2", "k3", "kl", "loss"}
+FLOATS |= {"dratio", "dlog_ratio", "dk2", "dk3", "dloss"}
+OTHERS |= {"low": "fp32", "high": "fp32", "beta": "fp32", "denominator": "fp32"}
 entries = [
     entry
     for operator in OPERATORS
@@ -61,6 +77,9 @@ WITH_PRODUCTS = {
     "attention_tile",
     "det_gemm_dweight_tile",
     "det_gemm_tile",
+    "linear_logp_dhidden_tile",
+    "linear_logp_dlogits_tile",
+    "linear_logp_stretch",
 }
 
 
@@ -98,8 +117,8 @@ class TestTriton:
         script = (
             "import torch\n"
             "from biprop.errors import UnsupportedError\n"
-            "from biprop.kernels import OPERATORS\n"
-            "kernel = OPERATORS[0].forms[0].implementations[1]\n"
+            "from biprop.kernels.rms_norm import OPERATOR\n"
+            "kernel = OPERATOR.forms[0].implementations[1]\n"
             "try: kernel.forward(torch.ones(2, 3), torch.ones(3))\n"
             "except UnsupportedError as error: print(error)"
         )

@@ -25,8 +25,10 @@ from biprop.transforms import (
     PermuteRows,
     PlaceWatched,
     ReplaceNeighbours,
+    Shards,
     SplitBatch,
     Transform,
+    UseForm,
     apply_all,
     transform_to_data,
 )
@@ -368,6 +370,8 @@ ISOLATION = (
     (CONTEXTS, SplitBatch(cuts=(1, 2)), {"launches", "segments"}),
     (WITH_MASK, MoveStorage(offset=1), {"placements"}),
     (WITH_MASK, MoveStorage(dirty=True), {"dirty"}),
+    (WITH_MASK, UseForm(form="padded"), {"form"}),
+    (TOKEN_WISE, Shards(count=4), {"shards"}),
 )
 
 
@@ -568,7 +572,10 @@ def _unlike_the_default(kind: type[Transform]) -> Transform:
         "transposed": True,
         "parameters": True,
         "dirty": True,
+        "form": "other",
     }
+    if kind is Shards:
+        values["count"] = 8
     names = [field.name for field in attrs.fields(kind)]  # type: ignore[arg-type]  # all are attrs records
     return kind(**{name: values.get(name, 9) for name in names})
 

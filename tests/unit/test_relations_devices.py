@@ -103,7 +103,7 @@ class TestWaiting:
                 raise RuntimeError("misaligned address")
 
         mark = SimpleNamespace(event=object(), wait=wait)
-        monkeypatch.setattr("biprop.relations.invariance.Mark.now", lambda _: mark)
+        monkeypatch.setattr("biprop.relations.runs.Mark.now", lambda _: mark)
         outcome = judge_invariance(
             kernel_of(plus_one),
             case_of(NEIGHBOURS),

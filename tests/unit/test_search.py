@@ -66,10 +66,12 @@ class FakeJudge:
     Attributes:
         rule: Takes a case and its classes; None: the case holds, with power.
         asked: Cases and options, in order.
+        other: Rule of every other backend; None: the same.
     """
 
     rule: Rule
     asked: list[tuple[Case, JudgeOptions]] = attrs.field(factory=list)
+    other: Rule | None = None
     reference: KernelReference = REFERENCE
     description: Description = attrs.field(
         factory=lambda: Description(provenance=Provenance(device="cpu"))
@@ -94,14 +96,19 @@ class FakeJudge:
         del case, name, limit
         return ()
 
+    def relative(self, backend: str) -> "FakeJudge":
+        """Judge another backend."""
+        reference = attrs.evolve(self.reference, backend=backend)
+        return attrs.evolve(self, rule=self.other or self.rule, reference=reference)
+
     def close(self) -> None:
         """Nothing to let go of."""
 
 
 def searched(rule: Rule, **arguments: object) -> tuple[CellReport, FakeJudge]:
     """Search with a rule; the report, and the judge with all that it was asked."""
-    judge = FakeJudge(rule)
     values: dict[str, object] = {"max_examples": 120, **arguments}
+    judge = FakeJudge(rule, other=values.pop("other", None))  # type: ignore[arg-type]  # a rule
     space = values.pop("space", SPACE)
     report = search(judge, space, **values)  # type: ignore[arg-type]
     return report, judge

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 import biprop
-from biprop.case import Case, TransformData, case_to_data
+from biprop.case import Against, Case, TransformData, case_to_data
 from biprop.data.recipe import Recipe
 from biprop.errors import (
     BipropError,
@@ -161,6 +162,28 @@ class TestSupervisedJudge:
         assert registered.description.provenance.actual_backend == "torch"
         assert registered.reference.signature == ("x[T,H], weight[H] -> y[T,H], rstd: float32[T]")
         assert child.starts == starts
+
+    def test_accuracy_is_judged_by_the_worker(self, child: Child) -> None:
+        """The case says which relation is judged, and the operator's reference lies there."""
+        registered = SupervisedJudge(
+            reference=KernelReference(
+                operator="rms_norm", target="rms_norm/packed", signature="", backend="torch"
+            ),
+            child=child,
+        )
+        case = attrs.evolve(
+            case_of(),
+            data={"x": Recipe(kind="normal")},
+            policy_state={"weight": Recipe(kind="normal")},
+            against=Against(relation="A", atol=1e-4, rtol=1e-4),
+        )
+        outcome = registered.judge(case)
+
+        assert (outcome.verdict, outcome.classes) == (Verdict.HOLDS, {"A": "powered"})
+        assert registered.description.has_reference
+        assert registered.relative("torch").reference == registered.reference
+        with pytest.raises(TargetError, match="No operator 'rms_norm/packed' with backend 'none'"):
+            registered.relative("none")
 
     def test_prints_of_a_target_reach_no_result(
         self, targets: Path, child: Child, capfd: pytest.CaptureFixture[str]

@@ -53,6 +53,8 @@ REGISTRY_HOSTS = re.compile(
     r"pypi\.org|pythonhosted\.|download\.pytorch\.|npmjs\.|conda\.anaconda\."
 )
 TODO = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b(?!\(#\d+\))")
+# Every threshold stands in contract.json, with its origin beside it.
+THRESHOLD_NAMES = re.compile(r"(?:^|_)(?:[ar]?tol|tolerances?|thresholds?)(?:_|$)", re.IGNORECASE)
 DECISION = re.compile(r"(\d{4})-[a-z0-9]+(?:-[a-z0-9]+)*\.md")
 
 
@@ -123,6 +125,71 @@ def assigned(path: Path) -> set[str]:
     return names
 
 
+def named_values(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Yield every name that a module gives a value by a word of its own, with the value."""
+    for node in ast.walk(module):
+        match node:
+            case ast.keyword(arg=str(name), value=value):
+                yield name, value
+            case ast.Assign(targets=targets, value=value):
+                yield from ((name, value) for target in targets for name in target_names(target))
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                yield from ((name, value) for name in target_names(target))
+            case ast.NamedExpr(target=ast.Name(id=name), value=value):
+                yield name, value
+            case ast.Dict(keys=keys, values=values):
+                for key, value in zip(keys, values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        yield key.value, value
+            case ast.arguments(posonlyargs=first, args=args, kwonlyargs=others):
+                positional = [*first, *args]
+                last = positional[len(positional) - len(node.defaults) :]
+                words = zip(others, node.kw_defaults, strict=True)
+                for argument, default in (*zip(last, node.defaults, strict=True), *words):
+                    if default is not None:
+                        yield argument.arg, default
+
+
+def target_names(target: ast.expr) -> set[str]:
+    """Name what an assignment writes to: variables, attributes and string keys."""
+    names = {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(target) if isinstance(node, ast.Attribute)}
+    return names | {
+        node.value
+        for node in ast.walk(target)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def is_literal(value: ast.expr) -> bool:
+    """Tell whether a value is a number written out, or holds one; zero only demands equality."""
+    match value:
+        case ast.Constant(value=int() | float() as number):
+            return not isinstance(number, bool) and number != 0
+        case ast.UnaryOp(operand=operand):
+            return is_literal(operand)
+        case ast.BinOp(left=left, right=right):
+            return is_literal(left) or is_literal(right)
+        case ast.IfExp(body=body, orelse=orelse):
+            return is_literal(body) or is_literal(orelse)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            return any(is_literal(part) for part in parts)
+        case ast.Call(args=args, keywords=keywords):
+            # A field of a record: attrs.field(default=...).
+            return any(is_literal(part) for part in (*args, *(word.value for word in keywords)))
+        case _:
+            return False
+
+
+def thresholds(module: ast.Module) -> list[str]:
+    """List the numbers of a module that have the name of a threshold."""
+    return [
+        f"{value.lineno}: {name} = {ast.unparse(value)}"
+        for name, value in named_values(module)
+        if THRESHOLD_NAMES.search(name) and is_literal(value)
+    ]
+
+
 def module_name(path: Path) -> str:
     """Name the module that a file below kernels/ is imported as."""
     parts = path.relative_to(ROOT).with_suffix("").parts
@@ -184,6 +251,38 @@ def test_only_bits_are_compared() -> None:
     """No shipped module uses a comparison of values that hides bits, as function or method."""
 
     assert offenders(SHIPPED, lambda path: attributes(path) & COMPARISONS_BANNED) == {}
+
+
+def test_only_the_contract_has_thresholds() -> None:
+    """No shipped module holds a number that has the name of a threshold: they are in one file."""
+
+    assert offenders(SHIPPED, lambda path: thresholds(tree(path))) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("close(x, y, atol=1e-3)", ["1: atol = 0.001"]),
+        ("_RTOL = 2**-7", ["1: _RTOL = 2 ** (-7)"]),
+        ("class A:\n    max_tolerance: float = attrs.field(default=0.5)", ["2: max_tolerance = "]),
+        ("def f(*, threshold=-3): ...", ["1: threshold = -3"]),
+        ("def f(tol=0.1, /): ...", ["1: tol = 0.1"]),
+        ("x = {'atol': 0.1 if half else bound}", ["1: atol = 0.1 if half else bound"]),
+        ("x['rtol'] = 1.0", ["1: rtol = 1.0"]),
+        ("self.tolerances = (0, 1e-5)", ["1: tolerances = (0, 1e-05)"]),
+        ("low, atol = 0.0, 0.5", ["1: atol = (0.0, 0.5)"]),
+        ("if (tol := 1e-4): ...", ["1: tol = 0.0001"]),
+        ("close(x, y, atol=cell.atol, rtol=0.0)", []),
+        ("tolerance = contract.tolerance(dtype=dtype)", []),
+        ("total = 3.5; tolerant = True; stolen = 1.0", []),
+    ],
+)
+def test_finder_of_thresholds_finds_them(code: str, found: list[str]) -> None:
+    """A number is found as keyword, variable, attribute, key, default or field; zero is none."""
+    hits_in_code = thresholds(ast.parse(code))
+
+    assert len(hits_in_code) == len(found)
+    assert all(hit.startswith(start) for hit, start in zip(hits_in_code, found, strict=True))
 
 
 def test_no_machine_is_named() -> None:

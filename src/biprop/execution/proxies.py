@@ -46,11 +46,13 @@ class _Term:
         values: In the dtype that the kernel sees, where the case's values lie: what is looked at of
             them is taken there, and then comes to the CPU.
         labels: One a dimension, `@` for the token axis.
+        share: Of ids, what each of them would be, were all equally likely; else 0.
     """
 
     name: str
     values: Tensor
     labels: tuple[str, ...]
+    share: float = 0.0
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -167,29 +169,42 @@ def parameter_gradient_shares(prepared: Prepared, dtypes: Mapping[str, torch.dty
 
 
 def _factors(upstream: _Term, tokens: list[_Term], wanted: tuple[str, ...]) -> list[_Term]:
-    """Return the factors of a parameter's gradient: the upstream one, and an input if needed."""
+    """Return the factors of a parameter's gradient: the upstream one, and inputs if needed."""
     if set(wanted) == set(upstream.free):
         # A bias needs no more, a weight of a norm has the same labels: the product covers both.
         same = [term for term in tokens if set(term.free) <= set(upstream.free)]
         return [upstream, *same[:1]]
     missing = [term for term in tokens if set(wanted) <= {*upstream.free, *term.free}]
-    return [upstream, *missing[:1]]
+    if missing:
+        return [upstream, missing[0]]
+    # One input a dimension: as ids and hidden states, which give the weight of an output layer.
+    holders = [next((term for term in tokens if label in term.free), None) for label in wanted]
+    found = dict.fromkeys(term for term in holders if term is not None)
+    # A softmax lies between: every row takes its share of every token, and not of its own alone.
+    return [upstream, *(attrs.evolve(term, values=term.values - term.share) for term in found)]
 
 
 def _indicators(prepared: Prepared, tokens: Tensor) -> list[_Term]:
     """Return, for each id argument, which tokens read which row: the gradient of a table's rows.
 
-    Rows that no token reads are left out, since nothing is added there.
+    Those that most tokens read: nothing is added where none does.
     """
     found = []
     at = moved(tokens, prepared.device)
     for item in prepared.kernel.signature.arguments:
         if item.kind == "token" and item.parameter is not None and item.token_axis is not None:
             ids = prepared.values.tokens[item.name].index_select(0, at).cpu()
-            rows = torch.unique(ids)
-            rows = rows[spread(len(rows), _COLUMNS_MAX)]
+            rows, counts = torch.unique(ids, return_counts=True)
+            rows = rows[counts.argsort(descending=True, stable=True)[:_COLUMNS_MAX]]
             read = (ids[:, None] == rows[None, :]).float()
-            found.append(_Term(name=item.name, values=read, labels=(_TOKEN, item.parameter)))
+            found.append(
+                _Term(
+                    name=item.name,
+                    values=read,
+                    labels=(_TOKEN, item.parameter),
+                    share=1.0 / prepared.case.dims[item.parameter],
+                )
+            )
     return found
 
 

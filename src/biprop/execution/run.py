@@ -26,12 +26,14 @@ from biprop.execution.poison import Poisoner
 from biprop.execution.records import Run, TokenIndex
 from biprop.execution.switches import switched
 from biprop.execution.values import Values, values_of
+from biprop.generation.forms import shared_outputs
 from biprop.judgment import LaunchFact
 from biprop.layout import CANONICAL, Layout
 from biprop.layout.launch import Launch
 from biprop.layout.launches import canonical_launches, joint_launch, launches
 from biprop.layout.pool import TokenPool, token_pool
 from biprop.operators import Kernel, Reducer
+from biprop.signature.forms import FormSignatures
 from biprop.transforms import apply_all, transforms_of
 
 __all__ = [
@@ -69,8 +71,14 @@ class Prepared:
     @cached_property
     def compared(self) -> ComparedTokens:
         """Which tokens are compared: the same under every layout that the case is run in."""
-        cuts = apply_all(transforms_of(self.case)).cuts
-        return compared_tokens(self.kernel.signature, self.pool, cuts)
+        layout = apply_all(transforms_of(self.case))
+        launched = kernel_launched(self.kernel, layout)
+        return compared_tokens(launched.signature, self.pool, layout.cuts)
+
+    @cached_property
+    def launched(self) -> Kernel:
+        """What the transformed configuration calls."""
+        return kernel_launched(self.kernel, self.layout)
 
     def under(self, layout: Layout) -> "Prepared":
         """Return the same case for another layout; the same neighbours share their values."""
@@ -90,11 +98,11 @@ class Prepared:
     def transformed_frames(self) -> list[Frame]:
         """Return the launches of `layout`."""
         made = launches(
-            self.kernel.signature,
+            self.launched.signature,
             self.pool,
             self.case,
             self.layout,
-            backward_signature=self.kernel.backward_signature,
+            backward_signature=self.launched.backward_signature,
         )
         return [self._frame(launch) for launch in made]
 
@@ -105,6 +113,19 @@ class Prepared:
 
     def _frame(self, launch: Launch) -> Frame:
         return Frame(launch=launch, compared=self.compared, device=self.device)
+
+
+def kernel_launched(kernel: Kernel, layout: Layout) -> Kernel:
+    """Return what a layout calls: a kernel, or another form of it, perhaps in shards.
+
+    Raises:
+        TargetError: The kernel has no such form.
+    """
+    form = layout.selection.form
+    launched = kernel.relative(form=form) if form else kernel
+    if layout.shards == 1:
+        return launched
+    return attrs.evolve(launched, call={**launched.call, "shards": layout.shards})
 
 
 def prepare(kernel: Kernel, case: Case, *, device: torch.device | str) -> Prepared:
@@ -170,11 +191,24 @@ def run_transformed(
     Raises:
         CaseError: The layout cannot be laid out for the signature.
         OutputError: The target returned something else than its signature says.
+        TargetError: The kernel has no such form.
     """
     ready = prepared if layout is None else prepared.under(layout)
     held: Poison = "large" if ready.layout.storage.dirty else poison
     session = _session(ready, ready.layout, held, everywhere=everywhere)
-    return _run(ready, ready.transformed_frames(), session, role="transformed")
+    run = _run(ready, ready.transformed_frames(), session, role="transformed")
+    return _shared(ready, run) if ready.layout.selection.form else run
+
+
+def _shared(prepared: Prepared, run: Run) -> Run:
+    """Return a run of another form, with what the case's own form gives out too."""
+    own, other = (
+        FormSignatures(signature=kernel.signature, backward_signature=kernel.backward_signature)
+        for kernel in (prepared.kernel, prepared.launched)
+    )
+    names = {*shared_outputs(own, other, prepared.case.judged), *run.expected}
+    kept = {name: values for name, values in run.outputs.items() if name in names}
+    return attrs.evolve(run, outputs=kept)
 
 
 def reference_outputs(prepared: Prepared, reduce: Reducer) -> dict[str, Tensor]:
@@ -208,7 +242,7 @@ def reference_outputs(prepared: Prepared, reduce: Reducer) -> dict[str, Tensor]:
 
 def _session(prepared: Prepared, layout: Layout, poison: Poison, *, everywhere: bool) -> Session:
     return Session(
-        kernel=prepared.kernel,
+        kernel=kernel_launched(prepared.kernel, layout),
         case=prepared.case,
         materialiser=_materialiser(prepared, layout, poison),
         poisoner=Poisoner(poison),
@@ -228,9 +262,9 @@ def _run(prepared: Prepared, frames: list[Frame], session: Session, *, role: str
         index=session.collector.index(),
         rows=session.collector.rows(),
         launches=len(frames),
-        facts=_facts(prepared, role, launched),
+        facts=_facts(session, role, launched),
         poisons=(session.poisoner.poison,) if session.poisoner.reached else (),
-        actual_backend=actual_backend(prepared.kernel),
+        actual_backend=actual_backend(session.kernel),
         unread=tuple(session.unread),
     )
 
@@ -266,9 +300,9 @@ def _names(prepared: Prepared) -> list[str]:
     return [item.name for item in kernel.backward_signature.judged_outputs]
 
 
-def _facts(prepared: Prepared, role: str, launched: Iterable[Launched]) -> tuple[LaunchFact, ...]:
-    functions: list[Callable[..., object]] = [prepared.kernel.function]
-    if prepared.case.judged != "outputs" and prepared.kernel.backward is not None:
-        functions.append(prepared.kernel.backward)
+def _facts(session: Session, role: str, launched: Iterable[Launched]) -> tuple[LaunchFact, ...]:
+    functions: list[Callable[..., object]] = [session.kernel.function]
+    if session.case.judged != "outputs" and session.kernel.backward is not None:
+        functions.append(session.kernel.backward)
     called = [LaunchFact(role=role, kernel=qualified_name(function)) for function in functions]
     return (*called, *(LaunchFact(role=role, **attrs.asdict(item)) for item in launched))

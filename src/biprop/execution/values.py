@@ -21,7 +21,7 @@ from biprop.operators import Kernel
 from biprop.signature import Argument, Signature
 from biprop.signature.records import DTYPE_KINDS
 
-__all__ = ["Values", "dtype_of", "values_of"]
+__all__ = ["Values", "dtype_of", "upstream_outputs", "values_of"]
 
 _TORCH_DTYPES = {
     "float64": torch.float64,
@@ -87,7 +87,7 @@ def values_of(
         for argument in signature.arguments
         if argument.kind in DTYPE_KINDS and not argument.is_supplied_output
     ]
-    for output in _upstream(kernel, case.judged):
+    for output in upstream_outputs(kernel, case.judged):
         name = f"d{output.name}"
         if name not in case.data:
             raise CaseError(f"Upstream gradient '{name}' has no recipe: give one in data.")
@@ -248,7 +248,7 @@ def _target_of(argument: Argument, signature: Signature) -> str:
     return ""
 
 
-def _upstream(kernel: Kernel, judged: Judged) -> tuple[Argument, ...]:
+def upstream_outputs(kernel: Kernel, judged: Judged) -> tuple[Argument, ...]:
     """Return the float outputs that a gradient flows into."""
     if judged == "outputs":
         return ()

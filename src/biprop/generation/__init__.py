@@ -5,9 +5,11 @@ Torch-free. Cases are drawn here and run elsewhere (`biprop.execution`); Hypothe
 """
 
 from biprop.generation.classes import CLASSES, applicability, judged_kinds, wanted_classes
+from biprop.generation.conditioned import rescaled
 from biprop.generation.draw import Draw, RandomDraw
 from biprop.generation.generator import draw_case, illegal_in, simplest_case
-from biprop.generation.legal import illegal, legal_for, recipes_needed
+from biprop.generation.legal import illegal, legal_for
+from biprop.generation.needs import recipes_needed
 from biprop.generation.real_sizes import RealSize, held_at, real_sizes
 from biprop.generation.space import LIMITS, Exclusion, Lane, Limits, Space
 
@@ -30,6 +32,7 @@ __all__ = [
     "legal_for",
     "real_sizes",
     "recipes_needed",
+    "rescaled",
     "simplest_case",
     "wanted_classes",
 ]

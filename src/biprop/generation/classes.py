@@ -5,12 +5,15 @@ one case keeps to it checks `biprop.generation.legal`.
 """
 
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 
 from biprop.case import Judged
 from biprop.errors import UsageError
 from biprop.generation.contexts import knows_dead, reasons_of_contexts
+from biprop.generation.forms import usable_forms
 from biprop.operators import InvarianceDeclaration
 from biprop.signature import Signature
+from biprop.signature.forms import Forms, FormSignatures
 from biprop.signature.query_context import sides_of
 from biprop.signature.roles import has_contexts
 
@@ -25,7 +28,8 @@ __all__ = [
 ]
 
 # As they are counted: finite and non-finite fills are separate causes.
-CLASSES = ("T1", "T2", "T3", "T4.finite", "T4.nonfinite", "T5", "T6", "T7", "T8")
+CLASSES = ("T1", "T2", "T3", "T4.finite", "T4.nonfinite", "T5", "T6", "T7", "T8", "shards")
+_NO_FORMS: Forms = MappingProxyType({})
 
 
 def wanted_classes(words: Iterable[str]) -> tuple[str, ...]:
@@ -109,6 +113,8 @@ def applicability(
     registered: bool = False,
     declaration: InvarianceDeclaration | None = None,
     classes: Sequence[str] = (),
+    forms: Forms = _NO_FORMS,
+    takes_shards: bool = False,
 ) -> dict[str, str]:
     """Say of every class whether it applies: an empty text, or the reason why not.
 
@@ -119,10 +125,14 @@ def applicability(
         registered: Whether the kernel is a registered operator.
         declaration: What it promises; None where nothing is declared, and everything is tried.
         classes: Counted classes that are wanted; empty: all.
+        forms: Other forms of the operator, by name: T6 applies where one of them can launch the
+            same tokens, whatever the signature itself allows.
+        takes_shards: Whether the kernel computes as any number of ranks.
     """
     gradients = judged == "parameter_gradients"
     reasons = dict.fromkeys(CLASSES, "")
     reasons["T7"] = "it needs a cache or a chain of operators"
+    reasons["shards"] = _no_shards(judged, takes_shards=takes_shards)
     if not signature.token_wise:
         reasons["T6"] = "a launch needs every token of its sequences"
     if has_contexts(signature):
@@ -133,6 +143,10 @@ def applicability(
             signature, backward_signature, promised=registered or knows, knows=knows
         )
         reasons |= {name: reasons[name] or reason for name, reason in own.items()}
+    if reasons["T6"] and usable_forms(
+        FormSignatures(signature=signature, backward_signature=backward_signature), forms, judged
+    ):
+        reasons["T6"] = ""
     promised = None
     if declaration is not None:
         promised = declaration.parameter_gradients if gradients else declaration.transforms
@@ -157,6 +171,12 @@ def carried_classes(names: Iterable[str], *, judged: Judged) -> tuple[str, ...]:
     if judged != "parameter_gradients" and "T1" not in present:
         present -= {"T2", "T3"}
     return tuple(name for name in CLASSES if name in present)
+
+
+def _no_shards(judged: Judged, *, takes_shards: bool) -> str:
+    if not takes_shards:
+        return "the kernel takes no shards"
+    return "" if judged == "outputs" else "only the forward is computed in shards"
 
 
 def _reasons_of_gradients(

@@ -7,6 +7,8 @@ then made is meant to change the physical call.
 from collections.abc import Sequence
 from typing import Literal
 
+import attrs
+
 from biprop.case import Judged
 from biprop.generation.classes import (
     CLASSES,
@@ -22,7 +24,8 @@ from biprop.generation.contexts import (
     padding_fault,
 )
 from biprop.generation.draw import Draw
-from biprop.generation.legal import alignment
+from biprop.generation.forms import usable_forms
+from biprop.generation.legal import alignment, is_blind
 from biprop.generation.population import Population
 from biprop.generation.sizes import draw_size
 from biprop.generation.space import Space
@@ -39,8 +42,10 @@ from biprop.transforms import (
     PermuteRows,
     PlaceWatched,
     ReplaceNeighbours,
+    Shards,
     SplitBatch,
     Transform,
+    UseForm,
 )
 
 __all__ = ["applicable_classes", "draw_classes", "draw_transforms"]
@@ -56,9 +61,12 @@ _SHARES = {
     "T5": 10,
     "T6": 6,
     "T8": 10,
+    "shards": 6,
 }
 # Launches of single queries at the end of a sequence.
 _DECODE_MAX = 4
+# Slots that padded rows may have for each token of a launch whose tokens are independent.
+_SPREAD_MAX = 4
 # Weights; a fill that is not finite is the more revealing one.
 _FILLS: tuple[Fill, ...] = ("zero", "large", "one", "nan", "inf", "-inf")
 
@@ -72,6 +80,8 @@ def applicable_classes(space: Space, judged: Judged) -> tuple[str, ...]:
         registered=space.registered,
         declaration=space.declaration,
         classes=space.classes,
+        forms=space.forms,
+        takes_shards=space.takes_shards,
     )
     return tuple(name for name in CLASSES if not reasons[name])
 
@@ -113,6 +123,52 @@ def draw_transforms(
     draw: Draw, space: Space, population: Population, *, judged: Judged, present: frozenset[str]
 ) -> tuple[Transform, ...]:
     """Draw a composition of the classes that are `present`, over a population."""
+    if not space.forms:
+        return _launched(draw, space, population, judged=judged, present=present)
+    form = _form(draw, space, population, judged=judged, present=present)
+    launched = space.launched_as(form) if form else attrs.evolve(space, forms={})
+    # What the form cannot show stays out, and so does T6 where another one alone could show it.
+    present = present & frozenset(applicable_classes(launched, judged))
+    transforms = _launched(draw, launched, population, judged=judged, present=present)
+    return (*transforms, UseForm(form=form)) if form else transforms
+
+
+def _form(
+    draw: Draw, space: Space, population: Population, *, judged: Judged, present: frozenset[str]
+) -> str:
+    """Draw the form that launches a case, empty for its own."""
+    if "T6" not in present:
+        return ""
+    names = [
+        name
+        for name in usable_forms(space.own_form, space.forms, judged)
+        if _fits(space.launched_as(name), population)
+    ]
+    if not names:
+        return ""
+    has_own = "T6" in applicable_classes(attrs.evolve(space, forms={}), judged)
+    return draw.choice([*[""] * len(names) * has_own, *names])
+
+
+def _fits(launched: Space, population: Population) -> bool:
+    """Return whether a form can take a population that was drawn for another one."""
+    signature = launched.signature
+    own = {sequence.length for sequence in population.sequences}
+    if is_blind(signature) and (
+        len(own) > 1 or population.spread or population.length not in {0, *own}
+    ):
+        return False
+    # One long sequence among many tokens alone makes a launch of nothing but dead slots.
+    slots = population.rows * population.longest
+    return signature.layout != "padded" or slots <= _SPREAD_MAX * max(
+        population.tokens, launched.limits.tokens_max
+    )
+
+
+def _launched(
+    draw: Draw, space: Space, population: Population, *, judged: Judged, present: frozenset[str]
+) -> tuple[Transform, ...]:
+    """Draw what changes the launches, by the signature that says what they are."""
     complete = judged == "parameter_gradients"
     together = complete or "T1" in present
     transforms: list[Transform] = []
@@ -146,6 +202,8 @@ def draw_transforms(
     transforms += gather
     if "T8" in present:
         transforms.append(_storage(draw, space))
+    if "shards" in present:
+        transforms.append(Shards(count=draw.choice((2, 4, 8))))
     return tuple(transforms)
 
 

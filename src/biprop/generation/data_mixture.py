@@ -33,6 +33,11 @@ _UNKNOWN: tuple[Family, ...] = (
 )
 _CONTRACTED: tuple[Family, ...] = ("plain", "plain", *("signed",) * 9, "squares", "exponentials")
 _ELEMENTWISE: tuple[Family, ...] = (*("plain",) * 4, "signed")
+# Whatever an operator does, the gradients of its parameters are sums over tokens.
+_SUMMED: tuple[Family, ...] = ("plain", *("signed",) * 9)
+_UPSTREAM = ("normal", "pairs", "pairs", "swamp")
+# Few tokens read one row of a table, and a swamp shows the order of three terms.
+_UPSTREAM_TABLE = ("pairs", "swamp", "swamp", "swamp")
 _TOKEN_MASKS = (1, 1, 2, 3, 5, 8, 16, 32)
 
 
@@ -123,7 +128,7 @@ def draw_data(
             policy_state={name: recipes[name] for name in parameters},
         )
     subject = _Subject(signature=signature, sizes=sizes, tensors={**forward, **parameters})
-    family = draw.choice(_families(subject, op_class))
+    family = draw.choice(_families(subject, op_class, judged))
     if family == "plain":
         # One question for all tensors: no family asks fewer, so that shrinking ends in zeros.
         recipes = dict.fromkeys((*needed, *parameters), Recipe(kind=draw.choice(PLAIN_KINDS)))
@@ -140,9 +145,9 @@ def draw_data(
     )
 
 
-def _families(subject: _Subject, op_class: OpClass | None) -> Sequence[Family]:
+def _families(subject: _Subject, op_class: OpClass | None, judged: Judged) -> Sequence[Family]:
     if op_class == "elementwise":
-        return _ELEMENTWISE
+        return _SUMMED if judged == "parameter_gradients" else _ELEMENTWISE
     known = bool(_contracted(subject))
     if op_class is not None and known:
         # The reduction is the contraction: other designs would show nothing.
@@ -278,8 +283,9 @@ def _upstream(
 ) -> dict[str, Recipe]:
     """Upstream gradients: the signed designs over the output, and what they meet made symmetric."""
     recipes: dict[str, Recipe] = {}
+    is_table = judged == "parameter_gradients" and bool(subject.signature.table_dims)
     for name, output in upstream.items():
-        kind = draw.choice(("normal", "pairs", "pairs", "swamp"))
+        kind = draw.choice(_UPSTREAM_TABLE if is_table else _UPSTREAM)
         if kind == "normal":
             recipes[name] = Recipe(kind=kind)
             continue

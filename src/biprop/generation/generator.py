@@ -4,14 +4,15 @@ Every case is legal by construction. The order of the questions puts structure b
 the simplest answer first, so that a case drawn choice by choice shrinks well (`biprop.strategies`).
 """
 
-from biprop.case import Case, Judged
+from biprop.case import Against, Case, Judged
 from biprop.errors import UnsupportedError
 from biprop.generation.classes import judged_kinds
 from biprop.generation.composition import draw_classes, draw_transforms
+from biprop.generation.conditioned import draw_conditioned, rescaled
 from biprop.generation.data_mixture import draw_data, simplest_data
 from biprop.generation.draw import Draw
 from biprop.generation.legal import illegal
-from biprop.generation.population import Population, draw_population, pairs_of
+from biprop.generation.population import Population, draw_alone, draw_population, pairs_of
 from biprop.generation.room import (
     SCORES_MAX,
     costs,
@@ -37,6 +38,7 @@ __all__ = [
 
 # Drawn values of `scalar` arguments: usual first, then those that only scalars may have.
 _SCALARS = (1.0, 1e-6, 1e-5, 0.5, 2.0, 0.0, -0.25)
+_SCALARS_USUAL = _SCALARS[:5]
 # Query heads that share one head of keys; 1 leaves the sizes as they were drawn.
 _GROUPS = (1, 1, 2, 2, 4, 8)
 # Narrow dtypes show a changed order only in sums of many terms.
@@ -48,13 +50,16 @@ def draw_case(draw: Draw, space: Space, *, allow_empty: bool = False) -> Case:
 
     Args:
         draw: Source of choices; the same choices give the same case.
-        space: What may be drawn.
+        space: What may be drawn; where it says `only`, a case of relation A or P, which has no
+            transforms.
         allow_empty: Allow a case without transforms, which shows nothing.
 
     Raises:
         RestrictionError: No sizes meet the restrictions.
         UnsupportedError: The signature has nothing to judge in this direction.
     """
+    if space.only is not None:
+        return _draw_against(draw, space, space.only)
     # Gradients of parameters ask fewer questions, which a shrinker takes for simpler: so they are
     # the first option.
     judged = draw.choice(judged_in(space)[::-1])
@@ -88,6 +93,39 @@ def draw_case(draw: Draw, space: Space, *, allow_empty: bool = False) -> Case:
     )
 
 
+def _draw_against(draw: Draw, space: Space, against: Against) -> Case:
+    """Draw one case of relation A or P: sequences alone, on conditioned data."""
+    judged = draw.choice(judged_in(space)[::-1])
+    population = draw_alone(draw, space, judged=judged, tokens_max=room_for_tokens(space))
+    backward_signature = space.backward_signature
+    data, policy_state = draw_conditioned(
+        draw, space.signature, judged=judged, backward_signature=backward_signature
+    )
+    case = Case(
+        dtype=space.dtype,
+        judged=judged,
+        dims=_with_choices(space, draw_sizes(draw, space, population)),
+        sequences=population.sequences,
+        data=data,
+        policy_state=policy_state,
+        scalars={item.name: draw.choice(_SCALARS_USUAL) for item in space.signature.scalars},
+        execution=space.execution,
+        seed=draw.integer(0, (1 << 32) - 1),
+        against=against,
+    )
+    return rescaled(space.signature, case, backward_signature=backward_signature)
+
+
+def _with_choices(space: Space, sizes: dict[str, int]) -> dict[str, int]:
+    """Return sizes with two ids at least: of one alone, the gradient of a logprob is zero."""
+    for argument in space.signature.arguments:
+        name = argument.parameter
+        if argument.kind == "token" and name is not None and sizes[name] == 1:
+            wider = {**sizes, name: 2}
+            sizes = wider if _restrictions(space).admits(wider) else sizes
+    return sizes
+
+
 def simplest_case(space: Space) -> Case:
     """Return the simplest case: one sequence of one token, ones, the smallest sizes, no transform.
 
@@ -119,6 +157,10 @@ def illegal_in(space: Space, case: Case) -> str:
         registered=space.registered,
         declaration=space.declaration,
         align=space.align,
+        has_reference=any(item.relation == "A" for item in space.against),
+        backends=tuple(item.backend for item in space.against if item.relation == "P"),
+        forms=space.forms,
+        takes_shards=space.takes_shards,
     )
 
 
@@ -142,6 +184,7 @@ def draw_sizes(draw: Draw, space: Space, population: Population) -> dict[str, in
     names, restrictions = space.signature.free_dims, _restrictions(space)
     reduced = _reduced(space)
     sizes = {name: _size(draw, space, restrictions, name, reduced) for name in names}
+    sizes |= _table_sizes(draw, space, restrictions, population)
     aliased = draw.choice((False,) * 9 + (True,))
     if names and aliased:
         # Some mistakes need two equal extents: square tiles, rows taken for columns.
@@ -154,6 +197,19 @@ def draw_sizes(draw: Draw, space: Space, population: Population) -> dict[str, in
     sizes = settled_sizes(sizes, restrictions, keep=reduced)
     sizes = _within_limits(space, restrictions, sizes, population, reduced)
     return _grouped(draw, restrictions, sizes) if has_contexts(space.signature) else sizes
+
+
+def _table_sizes(
+    draw: Draw, space: Space, restrictions: Restrictions, population: Population
+) -> dict[str, int]:
+    """Let several tokens read one row, mostly: the gradient of a row read once is no sum."""
+    if space.direction != "backward":
+        return {}
+    return {
+        name: draw_size(draw, max(1, population.tokens // 4), low=restrictions.domain(name).low)
+        for name in space.signature.table_dims
+        if draw.choice((True, True, True, False))
+    }
 
 
 def _grouped(draw: Draw, restrictions: Restrictions, sizes: dict[str, int]) -> dict[str, int]:

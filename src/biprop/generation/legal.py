@@ -5,11 +5,11 @@ An illegal case can condemn a healthy kernel, so nobody runs one. What classes a
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
-from biprop.case import Case, Judged
+from biprop.case import Case
 from biprop.data.recipe import KINDS, SEQUENCES, TOKENS, Recipe
 from biprop.errors import BipropError
 from biprop.generation.classes import (
@@ -18,6 +18,7 @@ from biprop.generation.classes import (
     padding_sides,
     takes_order,
 )
+from biprop.generation.conditioned import unconditioned
 from biprop.generation.contexts import (
     FILLS_HARMLESS,
     cut_fault,
@@ -26,9 +27,12 @@ from biprop.generation.contexts import (
     longest_of,
     padding_fault,
 )
+from biprop.generation.forms import fault_of_form
+from biprop.generation.needs import recipes_needed
 from biprop.operators import InvarianceDeclaration, Kernel
 from biprop.sequence import NEIGHBOUR_ID_FIRST
 from biprop.signature import Argument, Restrictions, Signature
+from biprop.signature.forms import Forms, FormSignatures
 from biprop.signature.query_context import is_even
 from biprop.signature.roles import has_contexts
 from biprop.transforms import (
@@ -42,6 +46,7 @@ from biprop.transforms import (
     ReplaceNeighbours,
     SplitBatch,
     Transform,
+    UseForm,
     class_of,
     transforms_of,
 )
@@ -67,6 +72,21 @@ class _Rules:
     registered: bool
     declaration: InvarianceDeclaration | None
     align: int
+    has_reference: bool
+    backends: tuple[str, ...] | None
+    forms: Forms | None
+    takes_shards: bool | None
+
+    @property
+    def own_form(self) -> FormSignatures:
+        return FormSignatures(signature=self.signature, backward_signature=self.backward_signature)
+
+    def launched_as(self, form: str) -> "_Rules":
+        """Return the rules for what the launches of another form decide."""
+        found = (self.forms or {}).get(form, self.own_form)
+        return attrs.evolve(
+            self, signature=found.signature, backward_signature=found.backward_signature
+        )
 
 
 def illegal(
@@ -78,6 +98,10 @@ def illegal(
     registered: bool = False,
     declaration: InvarianceDeclaration | None = None,
     align: int = 1,
+    has_reference: bool = True,
+    backends: tuple[str, ...] | None = None,
+    forms: Forms | None = None,
+    takes_shards: bool | None = None,
 ) -> str:
     """Return why `case` is illegal, in one sentence; empty if it is legal.
 
@@ -89,6 +113,12 @@ def illegal(
         registered: Whether the kernel is a registered operator.
         declaration: What it promises; a class beyond it is illegal.
         align: Bytes that base pointers must be aligned to.
+        has_reference: Whether relation A can be judged.
+        backends: Those that relation P can be judged against; None where they are not known.
+        forms: Other forms under the same backend, by name; None where they are not known, so that
+            whoever runs the case must ask again.
+        takes_shards: Whether the kernel computes as any number of ranks; None where that is not
+            known.
     """
     rules = _Rules(
         signature=signature,
@@ -97,8 +127,12 @@ def illegal(
         registered=registered,
         declaration=declaration,
         align=align,
+        has_reference=has_reference,
+        backends=backends,
+        forms=forms,
+        takes_shards=takes_shards,
     )
-    for check in (_dims, _sequences, _recipes, _transforms, _memory):
+    for check in (_dims, _sequences, _recipes, _against, _transforms, _memory):
         try:
             reason = check(case, rules)
         except BipropError as error:
@@ -120,28 +154,13 @@ def legal_for(kernel: Kernel) -> Callable[[Case], str]:
             registered=kernel.is_registered,
             declaration=kernel.declaration,
             align=kernel.align,
+            has_reference=kernel.reference is not None,
+            backends=kernel.counterparts,
+            forms=kernel.forms,
+            takes_shards=kernel.takes_shards,
         )
 
     return check
-
-
-def recipes_needed(
-    signature: Signature, judged: Judged, backward_signature: Signature | None = None
-) -> tuple[dict[str, Argument], dict[str, Argument]]:
-    """Return which tensors need a recipe in `data`, and which in `policy_state`, by name.
-
-    Upstream gradients are called `d<output>` and stand for the argument that the output is.
-    """
-    data = {item.name: item for item in signature.token_arguments}
-    if judged != "outputs":
-        taken = (
-            None if backward_signature is None else {i.name for i in backward_signature.arguments}
-        )
-        for item in signature.judged_outputs:
-            name = f"d{item.name}"
-            if item.is_float and (taken is None or name in taken):
-                data[name] = item
-    return data, {item.name: item for item in signature.parameters}
 
 
 def stray_point(case: Case) -> str:
@@ -214,8 +233,9 @@ def _sequences(case: Case, rules: _Rules) -> str:
         return "Two sequences have the same id: give every sequence its own."
     if max(sequence.id for sequence in sequences) >= NEIGHBOUR_ID_FIRST:
         return f"A sequence has an id of {NEIGHBOUR_ID_FIRST} or more, which only neighbours have."
-    if is_blind(rules.signature) and len({sequence.length for sequence in sequences}) > 1:
-        return "Sequences differ in length, and the signature has nothing to tell dead slots by."
+    fault = _fault_of_lengths(case, rules.signature)
+    if fault:
+        return fault
     if not 0 <= case.seed < 1 << 32:
         return f"Seed {case.seed} is outside of 0..{(1 << 32) - 1}."
     if case.shared_prefix < 0:
@@ -233,6 +253,12 @@ def _sequences(case: Case, rules: _Rules) -> str:
         return f"Scalar '{odd}' is in only one of signature and case."
     if not all(math.isfinite(value) for value in case.scalars.values()):
         return "A scalar is not finite: give a number."
+    return ""
+
+
+def _fault_of_lengths(case: Case, signature: Signature) -> str:
+    if is_blind(signature) and len({sequence.length for sequence in case.sequences}) > 1:
+        return "Sequences differ in length, and the signature has nothing to tell dead slots by."
     return ""
 
 
@@ -287,16 +313,57 @@ def _is_number(text: str) -> bool:
         return False
 
 
+def _against(case: Case, rules: _Rules) -> str:
+    """Refuse a case of relation A or P that could condemn a healthy kernel, or has no yardstick."""
+    against = case.against
+    if against is None:
+        return ""
+    what = f"Relation {against.name}"
+    if not rules.registered:
+        return f"{what} is judged of registered operators only."
+    if case.transforms:
+        return f"{what} compares canonical runs: take the transforms out."
+    if not all(0 <= number < math.inf for number in (against.atol, against.rtol)):
+        return f"{what} has atol={against.atol} and rtol={against.rtol}: give numbers of 0 or more."
+    if against.relation == "A" and (against.backend or not rules.has_reference):
+        return f"{what} needs an operator with a reference, and no backend beside it."
+    known = (against.backend,) if rules.backends is None else rules.backends
+    if against.relation == "P" and (not against.backend or against.backend not in known):
+        return f"{what} needs another backend of the operator, with a backward of the same kind."
+    if any(item.marked for item in rules.signature.arguments):
+        return f"{what} needs outputs that are returned, and the operator writes into arguments."
+    if case.execution.has_reduced_precision:
+        words = ", ".join(case.execution.words)
+        return f"{what} is judged with sums in float32: switch {words} off."
+    if against.probe:
+        # That it is one of the contract's is asked by whoever judges it.
+        return "" if against.relation == "A" else f"{what} has no probes."
+    return unconditioned(rules.signature, case, backward_signature=rules.backward_signature)
+
+
 def _transforms(case: Case, rules: _Rules) -> str:
     transforms = transforms_of(case)
+    form = _form_of(transforms)
+    if form:
+        fault = _fault_of_use(form, case, rules)
+        if fault or rules.forms is None:
+            return f"{UseForm.__name__} (T6) is not possible: {fault}." if fault else ""
+        rules = rules.launched_as(form)
+        fault = _fault_of_lengths(case, rules.signature)
+        if fault:
+            return fault
+    shards = rules.takes_shards
     reasons = applicability(
         rules.signature,
         judged=case.judged,
         backward_signature=rules.backward_signature,
         registered=rules.registered,
         declaration=rules.declaration,
+        takes_shards=rules.registered if shards is None else shards,
     )
     for transform in transforms:
+        if isinstance(transform, UseForm):
+            continue
         name = class_of(transform)
         reason = reasons[name]
         # T2 and T3 beside a missing T1 are without effect, which is no fault of the case.
@@ -304,6 +371,35 @@ def _transforms(case: Case, rules: _Rules) -> str:
         if reason:
             return f"{type(transform).__name__} ({name}) is not possible: {reason}."
     return ""
+
+
+def _form_of(transforms: Iterable[Transform]) -> str:
+    """Return the name of the form that launches a case; empty: its own."""
+    return next((item.form for item in transforms if isinstance(item, UseForm)), "")
+
+
+def _fault_of_use(form: str, case: Case, rules: _Rules) -> str:
+    if not rules.registered:
+        return "only a registered operator has other forms"
+    if rules.forms is None:
+        return ""
+    if form not in rules.forms:
+        known = ", ".join(sorted(rules.forms)) or "none"
+        return (
+            f"the operator has no other form {form!r} under its backend, of which there are {known}"
+        )
+    fault = fault_of_form(rules.own_form, rules.forms[form], case.judged)
+    if fault:
+        return fault
+    reasons = applicability(
+        rules.signature,
+        judged=case.judged,
+        backward_signature=rules.backward_signature,
+        registered=rules.registered,
+        declaration=rules.declaration,
+        forms=rules.forms,
+    )
+    return reasons["T6"]
 
 
 def _fault_of_transform(transform: Transform, case: Case, rules: _Rules) -> str:
@@ -376,7 +472,7 @@ def _fault_of_padding(transform: PadSlots | AddDeadRows, case: Case, rules: _Rul
 def _memory(case: Case, rules: _Rules) -> str:
     """Refuse what would not fit, before anything is expanded."""
     extent = _extent_of(case)
-    signature = rules.signature
+    signature = rules.launched_as(_form_of(transforms_of(case))).signature
     slots = extent.tokens + extent.amount
     if signature.layout in {"padded", "query_context"}:
         slots = extent.rows * extent.width

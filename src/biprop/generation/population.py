@@ -17,8 +17,10 @@ from biprop.generation.space import Space
 from biprop.sequence import LogicalSequence
 from biprop.signature.roles import has_contexts
 
-__all__ = ["Population", "draw_population", "draw_sequences", "pairs_of"]
+__all__ = ["Population", "draw_alone", "draw_population", "draw_sequences", "pairs_of"]
 
+# Sequences that are run one by one, where nothing is to be told of their company.
+_ALONE_COUNTS = (1, 1, 2, 3)
 # Tokens from which on a sum over them shows changed orders well.
 _SUMMED_MIN = 16
 
@@ -137,6 +139,23 @@ def draw_population(
     if space.signature.token_wise:
         return _token_wise(draw, space, present, tokens_max)
     return _sequence_wise(draw, space, present, tokens_max)
+
+
+def draw_alone(draw: Draw, space: Space, *, judged: Judged, tokens_max: int) -> Population:
+    """Draw few watched sequences, without neighbours: each of them is run alone, and only so.
+
+    Args:
+        draw: Source of choices.
+        space: What may be drawn.
+        judged: Gradients of parameters take many sequences into one launch.
+        tokens_max: Tokens that the dimensions leave room for.
+    """
+    if judged == "parameter_gradients":
+        return _complete_set(draw, space, tokens_max)
+    count = draw.choice(_ALONE_COUNTS)
+    room = min(tokens_max, space.limits.tokens_max)
+    tokens = max(count, draw_size(draw, room, constants=space.constants))
+    return Population(sequences=draw_sequences(draw, space, tokens_max=tokens, count=count))
 
 
 def _watched_count(draw: Draw, space: Space, rows: int) -> int:

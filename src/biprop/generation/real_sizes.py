@@ -17,9 +17,16 @@ from biprop.signature.restrictions import Domain
 
 __all__ = ["CONTEXT", "REAL_DIMS", "RealSize", "held_at", "real_sizes"]
 
-# By the names that signatures use for them: hidden sizes, and the vocabulary.
+# By the names that signatures use for them: hidden and intermediate sizes, heads, the vocabulary.
 REAL_DIMS: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"H": (8192, 4096), "K": (8192, 4096), "N": (8192,), "V": (151_936,)}
+    {
+        "H": (8192, 4096),
+        "K": (8192, 4096),
+        "N": (8192,),
+        "I": (14_336,),
+        "D": (128,),
+        "V": (151_936,),
+    }
 )
 CONTEXT = 4096
 _LENGTH = "length"

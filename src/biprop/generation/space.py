@@ -4,13 +4,15 @@ Records only: `biprop.generation.generator` draws from a space, `biprop.generati
 is legal whoever drew it.
 """
 
+from types import MappingProxyType
 from typing import Literal
 
 import attrs
 
-from biprop.case import Dtype, Execution, Judged
+from biprop.case import Against, Dtype, Execution, Judged
 from biprop.operators import InvarianceDeclaration, OpClass
 from biprop.signature import Restrictions, Signature
+from biprop.signature.forms import Forms, FormSignatures
 
 __all__ = ["LIMITS", "Direction", "Exclusion", "Lane", "Limits", "Space"]
 
@@ -169,6 +171,11 @@ class Space:
         limits: Of the lane.
         execution: Switches of the process, in every case.
         excluded: What no case may show.
+        against: What canonical runs may be held against, in the order in which they are: accuracy,
+            then parity with other backends. Empty: only invariance is judged.
+        only: The one of these that every case is drawn for; None: cases of relation I are drawn.
+        forms: Other forms of a registered operator under the same backend, by name.
+        takes_shards: Whether the kernel computes as any number of ranks.
     """
 
     signature: Signature
@@ -185,3 +192,22 @@ class Space:
     limits: Limits = attrs.field(factory=Limits)
     execution: Execution = attrs.field(factory=Execution)
     excluded: tuple[Exclusion, ...] = ()
+    against: tuple[Against, ...] = ()
+    only: Against | None = None
+    forms: Forms = MappingProxyType({})
+    takes_shards: bool = False
+
+    @property
+    def own_form(self) -> FormSignatures:
+        """The signatures of the kernel itself."""
+        return FormSignatures(signature=self.signature, backward_signature=self.backward_signature)
+
+    def launched_as(self, form: str) -> "Space":
+        """Return the space of another form, for whatever its launches decide; it has no others."""
+        found = self.forms[form]
+        return attrs.evolve(
+            self,
+            signature=found.signature,
+            backward_signature=found.backward_signature,
+            forms=MappingProxyType({}),
+        )

@@ -4,6 +4,7 @@ Arithmetic on records, without index maps: what a layout means slot by slot says
 The moves that lower the cost stand in the other modules of this folder.
 """
 
+from types import MappingProxyType
 from typing import NamedTuple
 
 import attrs
@@ -14,6 +15,7 @@ from biprop.layout import Layout
 from biprop.layout.records import FILLS
 from biprop.minimize.context_slots import context_slots
 from biprop.signature import Signature
+from biprop.signature.forms import Forms, FormSignatures, form_launched
 from biprop.signature.roles import has_contexts
 from biprop.transforms import (
     TRANSFORMS,
@@ -32,6 +34,7 @@ __all__ = ["UNBOUNDED", "Cost", "cost"]
 # Non-zeros of a tensor whose values are drawn: more than any list of points.
 UNBOUNDED = 1 << 20
 _CONSTANT = {"zeros", "ones"}
+_NO_FORMS: Forms = MappingProxyType({})
 
 
 class Cost(NamedTuple):
@@ -73,11 +76,18 @@ class Cost(NamedTuple):
         return self[:9]
 
 
-def cost(signature: Signature, case: Case) -> Cost:
-    """Return the declared cost of `case`."""
+def cost(signature: Signature, case: Case, *, forms: Forms = _NO_FORMS) -> Cost:
+    """Return the declared cost of `case`.
+
+    Args:
+        signature: Forward signature of the kernel.
+        case: The case.
+        forms: Other forms of the operator, by name, which say what slots their launches have.
+    """
     transforms = transforms_of(case)
     layout = apply_all(transforms)
-    slots, dead_slots = _physical(signature, case, layout)
+    launched = form_launched(FormSignatures(signature=signature), forms, layout.selection.form)
+    slots, dead_slots = _physical(launched.signature, case, layout)
     recipes = (*case.data.values(), *case.policy_state.values())
     contracted = set(signature.contracted_dims)
     names = sorted(case.dims, key=lambda name: (name in contracted, list(case.dims).index(name)))

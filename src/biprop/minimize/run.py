@@ -23,6 +23,7 @@ from biprop.minimize.structure import finish_structure, shrink_structure
 from biprop.minimize.trades import exchange, trade_sizes
 from biprop.minimize.trial import Judge, Legal, NonZeros, Trial
 from biprop.signature import Signature
+from biprop.signature.forms import Forms
 from biprop.signature.roles import has_contexts
 from biprop.transforms import class_of, transforms_of
 
@@ -65,6 +66,8 @@ def minimise(
     budget_runs: int = 2000,
     budget_seconds: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
+    fit: Callable[[Case], Case] | None = None,
+    forms: Forms | None = None,
 ) -> Minimised:
     """Return the smallest case that fails with the cause of `outcome`.
 
@@ -84,6 +87,8 @@ def minimise(
         budget_runs: Cases that may be judged.
         budget_seconds: Seconds that may pass before the last judgment.
         clock: Seconds, from anywhere.
+        fit: Makes what a smaller case must have besides; None: nothing.
+        forms: Other forms of the operator, by name.
 
     Raises:
         CaseError: `outcome` has no cause, so there is nothing to keep.
@@ -100,11 +105,16 @@ def minimise(
         clock=clock,
         runs_max=budget_runs,
         seconds_max=budget_seconds,
+        fit=fit,
+        forms=forms or {},
     )
     # Written out, all numbers have a place; what it means does not change.
     trial.case = normalised(case)
     proof = _shrink(trial, landmarks_with(constants), nonzeros)
-    confirmed = _confirmed(trial, confirm)
+    return _minimised(trial, proof, _confirmed(trial, confirm))
+
+
+def _minimised(trial: Trial, proof: Proof, confirmed: Outcome) -> Minimised:
     return Minimised(
         case=trial.case,
         outcome=confirmed,
@@ -120,16 +130,19 @@ def classes_of(case: Case) -> tuple[str, ...]:
 
 
 def _shrink(trial: Trial, landmarks: tuple[int, ...], nonzeros: NonZeros | None) -> Proof:
+    # Within a tolerance no kernel is judged on values that are listed.
+    is_listed = trial.case.against is None
     _settle(trial, ())
-    _find_witness(trial)
-    _settle(trial, ())
+    if is_listed:
+        _find_witness(trial)
+        _settle(trial, ())
     for _ in range(_ROUNDS):
         before = trial.case
         _settle(trial, landmarks)
         moves = (exchange, partial(replace_points, population="AddNeighbours"), trade_sizes)
         while any(move(trial) for move in moves):
             _settle(trial, landmarks)
-        if not _find_witness(trial) and nonzeros is not None:
+        if is_listed and not _find_witness(trial) and nonzeros is not None:
             shrink_support(trial, nonzeros, runs_max=_SUPPORT_RUNS)
         if has_points(trial.case):
             shrink_points(trial)

@@ -39,6 +39,7 @@ _LOWEST = {
     ("PermuteRows", "seed"): 1,
     ("AddDeadRows", "count"): 1,
     ("PackRows", "per_row"): 2,
+    ("Shards", "count"): 2,
 }
 
 
@@ -235,7 +236,8 @@ def _lower_transforms(trial: Trial, landmarks: tuple[int, ...]) -> None:
             elif isinstance(value, tuple):
                 _move_cuts(trial, landmarks)
                 _lower_cuts(trial, path, landmarks)
-            else:
+            elif name != "form":
+                # A form is no simpler than another: it is needed, or goes with its transform.
                 _simplify_word(trial, path, value)
 
 

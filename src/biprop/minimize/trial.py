@@ -14,6 +14,7 @@ from biprop.errors import BipropError
 from biprop.judgment import Outcome
 from biprop.minimize.cost import Cost, cost
 from biprop.signature import Signature
+from biprop.signature.forms import Forms
 
 __all__ = ["Judge", "Legal", "NonZeros", "Trial"]
 
@@ -39,6 +40,9 @@ class Trial:
         clock: Seconds, from anywhere.
         runs_max: Cases that may be judged.
         seconds_max: Seconds that may pass.
+        fit: Makes what a smaller case must have besides: cases of relations A and P are scaled with
+            their sizes. None: nothing.
+        forms: Other forms of the operator, by name.
         runs: Cases judged.
     """
 
@@ -52,6 +56,8 @@ class Trial:
     runs_max: int
     seconds_max: float
     backward_signature: Signature | None = None
+    fit: Callable[[Case], Case] | None = None
+    forms: Forms = attrs.field(factory=dict)
     runs: int = 0
     _cost: Cost = attrs.field(init=False)
     _start: float = attrs.field(init=False)
@@ -60,7 +66,7 @@ class Trial:
     def __attrs_post_init__(self) -> None:
         """Start the clock."""
         self._start = self.clock()
-        self._cost = cost(self.signature, self.case)
+        self._cost = self.cost_of(self.case)
 
     @property
     def seconds(self) -> float:
@@ -93,11 +99,13 @@ class Trial:
 
     def cost_of(self, candidate: Case) -> Cost:
         """Return the declared cost of `candidate`."""
-        return cost(self.signature, candidate)
+        return cost(self.signature, candidate, forms=self.forms)
 
     def accept(self, candidate: Case) -> bool:
         """Take `candidate` as the best case if its cost is lower and the cause stays."""
         try:
+            if self.fit is not None:
+                candidate = self.fit(candidate)
             lower = self.cost_of(candidate)
         except BipropError:
             return False

@@ -11,18 +11,20 @@ from typing import NoReturn
 import attrs
 import pytest
 
+from biprop.contract import load_contract
 from biprop.data.counter import hash_words
 from biprop.errors import BipropError
 from biprop.fixtures.records import CONVERTER, Fixture
 from biprop.fixtures.replay import Replayed, replay
 from biprop.fixtures.store import FOUND, Store
 from biprop.judgment import Verdict
-from biprop.pytest_plugin.cells import Cell, FixtureItem, Item, notes_of
+from biprop.pytest_plugin.cells import FixtureItem, Item, notes_of
 from biprop.pytest_plugin.devices import device_of
 from biprop.pytest_plugin.environment import profile_name
 from biprop.pytest_plugin.summary import PROPERTY
 from biprop.reports.records import CellReport
 from biprop.reports.text import render_check, render_finding, render_replay
+from biprop.strategies.cells import Cell
 from biprop.strategies.profiles import PROFILES, Profile
 from biprop.strategies.search import search
 from biprop.strategies.spaces import lane_of, space_for
@@ -127,6 +129,7 @@ class PropsRun:
                 dtype=cell.dtype,
                 direction=cell.direction,
                 profile=self.profile,
+                contract=load_contract(),
             )
             return search(
                 judge,

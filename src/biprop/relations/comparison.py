@@ -14,7 +14,14 @@ from biprop.bits import Comparison, any_differ, compare, hex_of
 from biprop.execution import Run
 from biprop.judgment import BitDifference, Mismatch
 
-__all__ = ["RunDifference", "compare_runs", "differing_outputs", "element_count"]
+__all__ = [
+    "RunDifference",
+    "compare_runs",
+    "difference_of",
+    "differing_outputs",
+    "element_count",
+    "recorded",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -86,6 +93,7 @@ def _mismatch(
     runs: tuple[Run, Run],
 ) -> Mismatch:
     by_token = runs[1].index[name] is not None
+    assert comparison.first is not None, "the caller saw a difference"
     return Mismatch(
         output=name,
         dtype=str(canonical.dtype).removeprefix("torch."),
@@ -93,28 +101,35 @@ def _mismatch(
         elements_compared=comparison.elements_compared,
         tokens=comparison.tokens_differing if by_token else 0,
         tokens_compared=comparison.tokens_compared if by_token else 0,
-        first=_difference(name, canonical, transformed, comparison, runs=runs),
-        max_abs_error=_recorded(comparison.max_abs_error),
-        mean_abs_error=_recorded(comparison.mean_abs_error),
-        max_rel_error=_recorded(comparison.max_rel_error),
+        first=difference_of(name, canonical, transformed, comparison.first, runs=runs),
+        max_abs_error=recorded(comparison.max_abs_error),
+        mean_abs_error=recorded(comparison.mean_abs_error),
+        max_rel_error=recorded(comparison.max_rel_error),
     )
 
 
-def _recorded(error: float) -> float | None:
-    # Records are JSON, which has neither NaN nor infinity.
+def recorded(error: float) -> float | None:
+    """Return an error as a record holds it: JSON has neither NaN nor infinity."""
     return error if math.isfinite(error) else None
 
 
-def _difference(
+def difference_of(
     name: str,
     canonical: Tensor,
     transformed: Tensor,
-    comparison: Comparison,
+    at: tuple[int, ...],
     *,
     runs: tuple[Run, Run],
 ) -> BitDifference:
-    at = comparison.first
-    assert at is not None
+    """Return the difference of one element.
+
+    Args:
+        name: Of the output.
+        canonical: Its values in the first run.
+        transformed: Its values in the second run.
+        at: Index of the element.
+        runs: Both of them.
+    """
     index = runs[1].index[name]
     place = None if index is None else at[0]
     return BitDifference(

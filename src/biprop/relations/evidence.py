@@ -37,6 +37,7 @@ def class_evidence(
         backward_signature=kernel.backward_signature,
         align=kernel.align,
         poison_reached=poison_reached,
+        forms=kernel.forms,
     )
     shown: ClassEvidence = "powered" if powered else "unpowered"
     return {name: shown if is_changed else "vacuous" for name, is_changed in changed.items()}
@@ -55,14 +56,17 @@ def no_evidence(
 
 
 def _is_changed(kernel: Kernel, case: Case) -> bool:
+    layout = apply_all(transforms_of(case))
+    if layout.selection.form:
+        return True
     canonical, transformed = (
         physical(
             kernel.signature,
             case,
-            layout,
+            each,
             backward_signature=kernel.backward_signature,
             align=kernel.align,
         )
-        for layout in (CANONICAL, apply_all(transforms_of(case)))
+        for each in (CANONICAL, layout)
     )
     return canonical != transformed

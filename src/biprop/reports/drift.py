@@ -4,13 +4,14 @@ Their contract is `drift_record.schema.json` beside this file. People read `bipr
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, Literal
 
 import attrs
 
-from biprop.case import Json
+from biprop.case import Json, Relation
 from biprop.fixtures.records import CONVERTER, Fixture
 from biprop.judgment import BitDifference, LaunchFact, Mismatch
 from biprop.layout import CANONICAL, Layout
@@ -39,6 +40,16 @@ Role = Literal[
 ]
 
 
+_ROLES: Mapping[Relation, tuple[Role, Role]] = MappingProxyType(
+    {
+        "I": ("canonical_config", "transformed_config"),
+        "A": ("bf16_candidate", "fp32_reference"),
+        # Told apart by their backends.
+        "P": ("canonical_config", "canonical_config"),
+    }
+)
+
+
 @attrs.frozen(kw_only=True)
 class TransformChange:
     """One transform of the composition, and what it changed.
@@ -64,8 +75,8 @@ class DriftRecord:
 
     Attributes:
         schema: `biprop-drift-1`.
-        relation: `I`; A and P come with the contract.
-        roles: What was compared with what.
+        relation: `I`, `A` or `P`.
+        roles: What was compared with what. Of `P` both sides are canonical configurations.
         status: The verdict.
         fixture_id: Of the fixture that replays it.
         operator: Name, or the target text of an unregistered one.
@@ -81,7 +92,9 @@ class DriftRecord:
         device: As it was asked for.
         dtype: Of the case.
         direction: `forward` or `backward`.
-        threshold: 0 for relation I: bits.
+        threshold: 0 for relation I: bits; else the absolute tolerance.
+        threshold_relative: Likewise, times the magnitude of the other side.
+        other_backend: Of relation `P`: the backend of the other side.
         max_abs_error: None without a pair of finite values, likewise the next two.
         mean_abs_error: Over all compared elements.
         max_rel_error: Over all compared elements.
@@ -112,6 +125,8 @@ class DriftRecord:
     dtype: str
     direction: Literal["forward", "backward"]
     threshold: float
+    threshold_relative: float
+    other_backend: str
     max_abs_error: float | None
     mean_abs_error: float | None
     max_rel_error: float | None
@@ -159,7 +174,9 @@ def checked_object(report: CellReport) -> dict[str, Json]:
     records = [
         record
         for finding in report.findings
-        for record in drift_records(finding.fixture, chain_index=report.chain_index)
+        for record in drift_records(
+            finding.fixture, chain_index=report.chain_index, owner=report.owner or None
+        )
     ]
     lines = drift_lines(records).splitlines()
     return {**cell_report_to_data(report), "drift": [json.loads(line) for line in lines]}
@@ -173,11 +190,11 @@ def _record(
     chain_index: int | None,
     owner: str | None,
 ) -> DriftRecord:
-    where, expect = fixture.provenance, fixture.expect
+    where, expect, against = fixture.provenance, fixture.expect, fixture.case.against
     return DriftRecord(
         schema=SCHEMA,
         relation=expect.cause.relation,
-        roles=("canonical_config", "transformed_config"),
+        roles=_ROLES[expect.cause.relation],
         status=expect.verdict.value,
         fixture_id=fixture.id,
         operator=fixture.operator,
@@ -193,7 +210,9 @@ def _record(
         device=where.device,
         dtype=fixture.dtype,
         direction=fixture.direction,
-        threshold=0.0,
+        threshold=0.0 if against is None else against.atol,
+        threshold_relative=0.0 if against is None else against.rtol,
+        other_backend="" if against is None else against.backend,
         max_abs_error=mismatch.max_abs_error if mismatch else None,
         mean_abs_error=mismatch.mean_abs_error if mismatch else None,
         max_rel_error=mismatch.max_rel_error if mismatch else None,

@@ -8,9 +8,9 @@ import math
 import re
 
 from biprop.fixtures.records import Fixture, fixture_text
-from biprop.judgment import Mismatch
 from biprop.reports.text import first_difference_lines
 from biprop.reports.words import (
+    against_in_words,
     case_in_words,
     claims_in_words,
     data_in_words,
@@ -24,10 +24,12 @@ from biprop.signature import parse_signature
 
 __all__ = ["render_issue"]
 
-_PROMISE = (
-    "The same call on the same tokens must give the same bits, whatever else is in the batch. "
-    "Replay it from the text of this issue, saved as `issue.md`:"
-)
+_PROMISES = {
+    "I": "The same call on the same tokens must give the same bits, whatever else is in the batch.",
+    "A": "The result must lie within the contract's tolerance of the float32 reference.",
+    "P": "Two backends that each keep their bits must lie within the contract's tolerance.",
+}
+_REPLAY = "Replay it from the text of this issue, saved as `issue.md`:"
 # Beyond it exp(d) is no float.
 _RATIO_EXPONENT_MAX = 700.0
 
@@ -38,13 +40,12 @@ def render_issue(fixture: Fixture) -> str:
     Case in words, first difference, launch facts, environment and RL figures lie between, and one
     command that replays the fixture from the pasted text.
     """
-    expect = fixture.expect
     text = fixture_text(fixture)
     blocks = [
         _headline(fixture),
         _fenced("text", _summary(fixture)),
-        "\n".join(f"- {html.escape(line)}" for line in _figures(expect.mismatches)),
-        _PROMISE,
+        "\n".join(f"- {html.escape(line)}" for line in _figures(fixture)),
+        f"{_PROMISES[fixture.case.relation]} {_REPLAY}",
         _fenced("sh", f"{replay_command(fixture, '-')} < issue.md"),
         f"<details><summary>Fixture {fixture.id}</summary>",
         _fenced("json", text.rstrip("\n")),
@@ -56,9 +57,12 @@ def render_issue(fixture: Fixture) -> str:
 def _headline(fixture: Fixture) -> str:
     cause = fixture.expect.cause
     classes = ", ".join(cause.transforms) or "no transform"
+    where = f"under {_code(classes)}"
+    if fixture.case.against is not None:
+        where = f"against {_code(fixture.case.against.backend or 'float32 reference')}"
     return (
         f"**{cause.verdict}**: {_code(fixture.operator)}, output {_code(cause.output or 'launch')},"
-        f" {fixture.dtype} {fixture.direction}, under {_code(classes)}"
+        f" {fixture.dtype} {fixture.direction}, {where}"
     )
 
 
@@ -67,12 +71,14 @@ def _summary(fixture: Fixture) -> str:
     signature = parse_signature(fixture.signature)
     lines = [
         f"  signature  {plain(fixture.signature)}",
-        f"  transform  {transforms_in_words(case)}",
+        f"  transform  {transforms_in_words(case)}"
+        if case.against is None
+        else f"  against    {against_in_words(case.against)}",
         f"  case       {case_in_words(case, signature)}",
         f"  data       {data_in_words(case)}",
     ]
     if expect.mismatches:
-        lines += first_difference_lines(expect.mismatches[0])
+        lines += first_difference_lines(fixture, expect.mismatches[0])
     if expect.message:
         lines.append(f"  message    {plain(expect.message)}")
     if expect.rate is not None:
@@ -103,14 +109,15 @@ def _summary(fixture: Fixture) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _figures(mismatches: tuple[Mismatch, ...]) -> list[str]:
-    """Return what the drift would mean to reinforcement learning."""
+def _figures(fixture: Fixture) -> list[str]:
+    """Return what the difference would mean to reinforcement learning."""
+    beyond = "d != 0" if fixture.case.against is None else "d beyond what is allowed"
     lines = []
-    for mismatch in mismatches:
+    for mismatch in fixture.expect.mismatches:
         if mismatch.tokens_compared:
             share = mismatch.tokens / mismatch.tokens_compared
             lines.append(
-                f"{mismatch.output}: d != 0 on {mismatch.tokens} of {mismatch.tokens_compared} "
+                f"{mismatch.output}: {beyond} on {mismatch.tokens} of {mismatch.tokens_compared} "
                 f"tokens ({share:.1%})"
             )
         largest = mismatch.max_abs_error

@@ -7,11 +7,14 @@ Strings in, strings out: nothing is printed here. Markdown for issues stands in
 import textwrap
 from collections.abc import Sequence
 
+from biprop.case import Against
 from biprop.fixtures.records import Fixture
 from biprop.fixtures.replay import Replayed
+from biprop.generation import CLASSES
 from biprop.judgment import BitDifference, Mismatch, Verdict
-from biprop.reports.records import CellReport, Finding
+from biprop.reports.records import CellReport, ClassCount, Finding
 from biprop.reports.words import (
+    against_in_words,
     case_in_words,
     claims_in_words,
     data_in_words,
@@ -20,6 +23,7 @@ from biprop.reports.words import (
     place_in_words,
     plain,
     replay_command,
+    sides_in_words,
     transforms_in_words,
     ulps_between,
 )
@@ -97,14 +101,17 @@ def render_fixture(
     """
     case, expect, where = fixture.case, fixture.expect, fixture.provenance
     classes = ", ".join(expect.cause.transforms) or "no class"
+    surroundings = _line("transform", f"{transforms_in_words(case)}  [{classes}]")
+    if case.against is not None:
+        surroundings = _line("against", against_in_words(case.against))
     lines = [
         _headline(fixture),
-        _line("transform", f"{transforms_in_words(case)}  [{classes}]"),
+        surroundings,
         _line("case", case_in_words(case, parse_signature(fixture.signature))),
         _line("data", data_in_words(case)),
     ]
     if expect.mismatches:
-        lines += first_difference_lines(expect.mismatches[0])
+        lines += first_difference_lines(fixture, expect.mismatches[0])
     if expect.message:
         lines += _wrapped("message", plain(expect.message), lines_max=3)
     if expect.rate is not None:
@@ -115,7 +122,8 @@ def render_fixture(
         places = [place_in_words(case, claim.path) for claim in fixture.proof.free]
         lines.append(_line("free", ", ".join(places)))
     lines += [_line("launch", words) for words in launches_in_words(expect.facts)]
-    if not fixture.proof.complete:
+    is_probe = case.against is not None and case.against.probe
+    if not fixture.proof.complete and not is_probe:
         lines.append(_line("proof", "not complete: the budget was spent before"))
     if chain_index is not None:
         lines.append(_line("chain", f"index {chain_index}"))
@@ -135,26 +143,27 @@ def render_fixture(
     return "\n".join([*lines, replay_command(fixture, source or fixture.id[:8])]) + "\n"
 
 
-def first_difference_lines(mismatch: Mismatch) -> list[str]:
-    """Return the first difference: where, both bit patterns and values, how far apart, how many."""
+def first_difference_lines(fixture: Fixture, mismatch: Mismatch) -> list[str]:
+    """Return the first difference: where, both bit patterns and values, how far apart, how many.
+
+    Args:
+        fixture: Says what its sides are, and how far apart they may lie.
+        mismatch: Of this fixture, or of judging its case again.
+    """
     first = mismatch.first
     index = ",".join(map(str, first.coordinate))
     place = f"{mismatch.output}[{index}]"
     if first.sequence_id >= 0:
         place += f" of token {first.token} of sequence {first.sequence_id}"
-    ulps = ulps_between(first, mismatch.dtype)
-    if ulps is None:
-        apart = "not comparable"
-    else:
-        apart = f"{ulps} ULP apart" if ulps else "zeros of different sign"
+    against, sides = fixture.case.against, sides_in_words(fixture)
     tokens = f", {mismatch.tokens} of {mismatch.tokens_compared} tokens"
     errors = errors_in_words(mismatch)
     return [
-        _line("first", f"{plain(place)}, {apart}"),
-        _line("", _side("canonical", first)),
-        _line("", _side("transformed", first)),
+        _line("first", f"{plain(place)}, {_apart(mismatch, against)}"),
+        _line("", _side(sides[0], first, is_other=False)),
+        _line("", _side(sides[1], first, is_other=True)),
         _line(
-            "differ",
+            "differ" if against is None else "beyond",
             f"{mismatch.elements} of {mismatch.elements_compared} {plain(mismatch.dtype)} elements"
             + (tokens if mismatch.tokens_compared else "")
             + "".join(f", {error}" for error in errors),
@@ -178,7 +187,7 @@ def render_replay(replayed: Replayed) -> str:
         if replayed.status == "DIFFERENT":
             lines.append(_line("now", f"{outcome.cause.key} instead of {cause.key}"))
         if outcome.mismatches:
-            lines += first_difference_lines(outcome.mismatches[0])
+            lines += first_difference_lines(fixture, outcome.mismatches[0])
         if outcome.message:
             lines.append(_line("message", plain(outcome.message)))
         if outcome.rate is not None:
@@ -253,13 +262,28 @@ def _wrapped(name: str, text: str, *, lines_max: int) -> list[str]:
     return [_line(name if index == 0 else "", part) for index, part in enumerate(parts)]
 
 
-def _side(name: str, first: BitDifference) -> str:
-    transformed = name == "transformed"
-    bits = first.transformed_bits if transformed else first.canonical_bits
-    value = first.transformed_value if transformed else first.canonical_value
-    row = first.transformed_row if transformed else first.canonical_row
+def _apart(mismatch: Mismatch, against: Against | None) -> str:
+    """Return how far apart the first difference is, in what decides."""
+    first = mismatch.first
+    if against is not None:
+        try:
+            own, other = float(first.canonical_value), float(first.transformed_value)
+        except ValueError:
+            return "not comparable"
+        allowed = against.atol + against.rtol * abs(other)
+        return f"{abs(own - other):.3g} apart, {allowed:.3g} allowed"
+    ulps = ulps_between(first, mismatch.dtype)
+    if ulps is None:
+        return "not comparable"
+    return f"{ulps} ULP apart" if ulps else "zeros of different sign"
+
+
+def _side(name: str, first: BitDifference, *, is_other: bool) -> str:
+    bits = first.transformed_bits if is_other else first.canonical_bits
+    value = first.transformed_value if is_other else first.canonical_value
+    row = first.transformed_row if is_other else first.canonical_row
     where = "" if row < 0 else f"row {row}"
-    if transformed and first.transformed_launch > 0:
+    if is_other and first.transformed_launch > 0:
         where += f" of launch {first.transformed_launch}"
     return f"{name:<12}{plain(bits)}  {plain(value):<24}{where}".rstrip()
 
@@ -267,16 +291,46 @@ def _side(name: str, first: BitDifference) -> str:
 def _class_lines(report: CellReport) -> list[str]:
     lines = []
     for name, count in report.classes.items():
+        # Names of relations are no classes of transforms.
+        word = "applicable" if name in CLASSES else "judged"
         text = (
-            f"not applicable: {plain(count.reason)}"
+            f"not {word}: {plain(count.reason)}"
             if count.reason
             else f"{count.powered} of {count.examples} examples with power"
             + (f", {count.vacuous} vacuous" if count.vacuous else "")
             + (f", {count.unpowered} without power" if count.unpowered else "")
+            + _margin(count)
         )
         # Wider than other names, as T4.nonfinite is.
         lines.append(_line(f"{name:<13}", text))
+    return lines + _fixed_lines(report)
+
+
+def _fixed_lines(report: CellReport) -> list[str]:
+    """Return how the fixed configurations went, and why some of them do not apply."""
+    fixed = report.fixed
+    if fixed is None:
+        return []
+    shared = ", several in one case" if fixed.is_composed else ""
+    lines = [
+        _line(
+            f"{'fixed':<13}",
+            f"{fixed.judged} of {fixed.configurations} configurations, {fixed.powered} with power"
+            + shared,
+        )
+    ]
+    reasons: dict[str, list[str]] = {}
+    for name, reason in fixed.not_applicable.items():
+        reasons.setdefault(reason, []).append(name)
+    for reason, names in reasons.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        lines.append(_line("", plain(f"not applicable: {names[0]}{more}: {reason}")))
     return lines
+
+
+def _margin(count: ClassCount) -> str:
+    share = count.tolerance_share
+    return "" if share is None else f", largest error {share:.2g} of what is allowed"
 
 
 def _cell_in_words(report: CellReport) -> str:

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from itertools import pairwise
 
-from biprop.case import Case
+from biprop.case import Against, Case
 from biprop.data.recipe import Point, Recipe
 from biprop.fixtures.records import Fixture
 from biprop.judgment import BitDifference, Claim, ClaimValue, LaunchFact, Mismatch
@@ -18,6 +18,7 @@ from biprop.signature.query_context import Cutting, cutting_of
 from biprop.signature.roles import has_contexts
 
 __all__ = [
+    "against_in_words",
     "case_in_words",
     "claims_in_words",
     "data_in_words",
@@ -27,6 +28,7 @@ __all__ = [
     "place_in_words",
     "plain",
     "replay_command",
+    "sides_in_words",
     "transforms_in_words",
     "ulps_between",
     "value_in_words",
@@ -143,6 +145,23 @@ def transforms_in_words(case: Case) -> str:
     return plain(" + ".join(written)) or "none"
 
 
+def against_in_words(against: Against) -> str:
+    """Return what canonical runs are held against, and how far they may lie from it."""
+    other = f"backend {against.backend}" if against.backend else "the float32 reference"
+    if against.probe:
+        return plain(f"what probe {against.probe} of the contract expects")
+    return plain(f"{other} on the same values, atol {against.atol:g}, rtol {against.rtol:g}")
+
+
+def sides_in_words(fixture: Fixture) -> tuple[str, str]:
+    """Return the names of the two sides that differ."""
+    against = fixture.case.against
+    if against is None:
+        return "canonical", "transformed"
+    other = "expected" if against.probe else against.backend or "reference"
+    return plain(fixture.backend), plain(other)
+
+
 def data_in_words(case: Case) -> str:
     """Return what the tensors hold."""
     recipes = (*case.data.items(), *case.policy_state.items())
@@ -239,7 +258,8 @@ def errors_in_words(mismatch: Mismatch) -> list[str]:
     """
     first = mismatch.first
     sides = {
-        _finiteness(bits, mismatch.dtype) for bits in (first.canonical_bits, first.transformed_bits)
+        _finiteness(first.canonical_bits, mismatch.dtype),
+        _finiteness(first.transformed_bits, mismatch.other_dtype or mismatch.dtype),
     }
     apart = next((word for word in ("nan", "inf") if word in sides), "")
     found = {

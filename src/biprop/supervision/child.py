@@ -37,7 +37,7 @@ _SECONDS_TO_START = 180.0
 _SECONDS_TO_END = 2.0
 _SECONDS_FOR_PLACE = 2.0
 _SECONDS_TO_REPORT = 0.02
-_RUNS = ("canonical", "transformed")
+_RUNS = ("canonical", "transformed", "reference", "parity")
 # How often a worker is looked at while it may take its time.
 _SECONDS_A_LOOK = 1.0
 # A kernel that takes longer to compile has a fault of its own.

@@ -2,9 +2,10 @@
 
 For kernels that people have in hand in their own tests. A signal or a hang ends or stops the
 caller; use `SupervisedJudge` where that matters. The judging itself is
-`biprop.relations.invariance`.
+`biprop.relations.judging`.
 """
 
+import attrs
 import torch
 
 from biprop.case import Case, Dtype
@@ -16,7 +17,7 @@ from biprop.generation.space import Direction
 from biprop.judgment import Outcome, Verdict
 from biprop.operators import Kernel
 from biprop.relations import JUDGE_OPTIONS, JudgeOptions
-from biprop.relations.invariance import judge_invariance
+from biprop.relations.judging import judge_case
 from biprop.supervision.ledger import Ledger
 from biprop.supervision.resolve import check_device, describe, reference_of, run_simplest
 
@@ -48,6 +49,8 @@ class InProcessJudge:
         with on_device(device):
             ran = run_simplest(kernel, device=device, dtype=dtype, direction=direction)
         self._kernel = kernel
+        self._dtype = dtype
+        self._direction = direction
         self._device = device
         self._ledger = Ledger()
         self._is_lost = False
@@ -69,7 +72,7 @@ class InProcessJudge:
                     "case broke it: judge in a worker (`SupervisedJudge`), which is replaced."
                 )
             with on_device(self._device):
-                outcome = judge_invariance(self._kernel, case, device=self._device, options=options)
+                outcome = judge_case(self._kernel, case, device=self._device, options=options)
             if outcome.rejected or outcome.verdict is Verdict.CRASHES:
                 self._is_lost = is_lost(torch.device(self._device))
             self._ledger.keep(key, options, outcome)
@@ -79,6 +82,21 @@ class InProcessJudge:
         """List the values of one tensor that are not zero; None if there are more than `limit`."""
         kernel = self._kernel
         return nonzeros_of(kernel.signature, kernel.backward_signature)(case, name, limit)
+
+    def relative(self, backend: str) -> "InProcessJudge":
+        """Return a judge of the same operator and form under another backend.
+
+        Raises:
+            BipropError: There is no such backend, or it cannot be run.
+        """
+        own = self._kernel
+        found = own.relative(backend=backend)
+        # Relatives are kept without theirs.
+        others = (attrs.evolve(own, relatives=()), *own.relatives)
+        other = attrs.evolve(found, relatives=tuple(item for item in others if item is not found))
+        return InProcessJudge(
+            other, device=self._device, dtype=self._dtype, direction=self._direction
+        )
 
     def close(self) -> None:
         """Nothing to let go of; here so that both kinds of judge are used alike."""

@@ -27,6 +27,15 @@ class Description:
         declaration: What it promises; None where nothing is declared.
         exempt_reason: Why a registered operator promises nothing.
         constants: Integers mined from its source, as sizes worth drawing.
+        owner: URL of who looks after it; empty where nobody is named.
+        has_reference: Whether accuracy can be judged.
+        forms: Of a registered operator under the same backend, text of the forward signature by
+            name of every other form.
+        form_backwards: Likewise, of their registered backwards, where they have one.
+        takes_shards: Whether the kernel computes as any number of ranks.
+        backends: Other backends of the same form.
+        yardsticks: Of these, the ones that parity is judged against here: those before this one in
+            the registry, so that each pair is judged once.
         provenance: Device, versions and digests of the process that runs it.
     """
 
@@ -35,6 +44,13 @@ class Description:
     declaration: InvarianceDeclaration | None = None
     exempt_reason: str | None = None
     constants: tuple[int, ...] = ()
+    owner: str = ""
+    has_reference: bool = False
+    forms: dict[str, str] = attrs.field(factory=dict)
+    form_backwards: dict[str, str] = attrs.field(factory=dict)
+    takes_shards: bool = False
+    backends: tuple[str, ...] = ()
+    yardsticks: tuple[str, ...] = ()
 
     @property
     def is_registered(self) -> bool:
@@ -67,6 +83,15 @@ class Judge(Protocol):
 
     def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
         """List the values of one tensor that are not zero; None if there are more than `limit`."""
+
+    def relative(self, backend: str) -> "Judge":
+        """Return a judge of the same operator and form under another backend.
+
+        It may share what this one runs in, and is closed before it.
+
+        Raises:
+            BipropError: There is no such backend, or it cannot be run.
+        """
 
     def close(self) -> None:
         """Let go of the kernel; twice does no harm."""

@@ -12,6 +12,7 @@ import torch
 
 from biprop.case import Dtype, Execution
 from biprop.errors import (
+    BackendError,
     BipropError,
     DeviceError,
     SignatureError,
@@ -20,6 +21,7 @@ from biprop.errors import (
     UsageError,
 )
 from biprop.execution import prepare, run_canonical
+from biprop.execution.backend import actual_backend
 from biprop.execution.device import wait_for
 from biprop.generation.generator import simplest_case
 from biprop.generation.space import Direction, Space
@@ -100,6 +102,23 @@ def describe(kernel: Kernel, *, device: str, actual_backend: str = "") -> Descri
         declaration=kernel.declaration,
         exempt_reason=kernel.exempt_reason,
         constants=tuple(sorted(constants)),
+        owner=kernel.owner,
+        has_reference=kernel.reference is not None,
+        forms={name: form.signature.text for name, form in kernel.forms.items()},
+        form_backwards={
+            name: form.backward_signature.text
+            for name, form in kernel.forms.items()
+            if form.backward_signature is not None
+        },
+        takes_shards=kernel.takes_shards,
+        backends=tuple(other.backend for other in kernel.relatives if other.form == kernel.form),
+        yardsticks=tuple(
+            other.backend
+            for other in kernel.relatives
+            if other.backend in kernel.counterparts
+            and other.form == kernel.form
+            and other.place < kernel.place
+        ),
     )
 
 
@@ -139,6 +158,9 @@ def run_simplest(
         wait_for(prepared.device)
     except UnsupportedError:
         return ""
+    except BackendError:
+        # A verdict of the cell: whoever judges cases of it meets it again, and reports it.
+        return actual_backend(kernel)
     except BipropError:
         raise
     # A target may raise anything, and may call sys.exit().

@@ -17,10 +17,10 @@ from biprop.case import Execution, Json, case_from_data
 from biprop.errors import BipropError
 from biprop.execution.device import is_lost
 from biprop.execution.nonzeros import nonzeros_of
-from biprop.judgment import Cause, Verdict, outcome_to_data
+from biprop.judgment import Verdict, outcome_to_data
 from biprop.operators import CallValue, Kernel, KernelFunction, KernelReference, Registry
-from biprop.relations import JudgeOptions
-from biprop.relations.invariance import judge_invariance
+from biprop.relations import JudgeOptions, cause_of
+from biprop.relations.judging import judge_case
 from biprop.relations.messages import TargetExitError, message_of
 from biprop.supervision.child import EXIT_DEVICE_LOST, EXIT_PIPES_LOST
 from biprop.supervision.messages import CONVERTER, decode, encode, error_to_data
@@ -129,7 +129,7 @@ class _Session:
         kernel = self._kernels[int(str(message["kernel"]))]
         case = case_from_data(message["case"])
         options = CONVERTER.structure(message["options"], JudgeOptions)
-        outcome = judge_invariance(
+        outcome = judge_case(
             kernel, case, device=self._device, options=options, on_stage=self._vitals.mark
         )
         if outcome.rejected or outcome.verdict is Verdict.CRASHES:
@@ -140,7 +140,7 @@ class _Session:
             outcome = attrs.evolve(
                 outcome,
                 verdict=Verdict.CRASHES,
-                cause=outcome.cause or Cause(verdict=Verdict.CRASHES, direction=case.direction),
+                cause=outcome.cause or cause_of(case, Verdict.CRASHES),
                 message=f"The device was lost in {run}: {outcome.rejected or outcome.message}",
                 rejected="",
             )
@@ -162,6 +162,7 @@ def _contained(kernel: Kernel) -> Kernel:
         kernel,
         function=_caught(kernel.function),
         backward=None if kernel.backward is None else _caught(kernel.backward),
+        relatives=tuple(_contained(relative) for relative in kernel.relatives),
     )
 
 

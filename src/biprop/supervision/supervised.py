@@ -2,7 +2,7 @@
 
 This process imports no torch. A child that dies or hangs while it judges a case is a verdict,
 CRASHES; the next case is given to another child. The judging itself is
-`biprop.relations.invariance`.
+`biprop.relations.judging`.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ import attrs
 from biprop.case import Case, Dtype, Execution, Json, canonical_json, case_to_data
 from biprop.data.recipe import Point
 from biprop.errors import CaseError, TargetError
-from biprop.judgment import Cause, Outcome, Verdict, outcome_from_data
+from biprop.judgment import Outcome, Verdict, outcome_from_data
 from biprop.operators import KernelReference
-from biprop.relations import JUDGE_OPTIONS, JudgeOptions
+from biprop.relations import JUDGE_OPTIONS, JudgeOptions, cause_of
 from biprop.relations.sharpening import FILLS_TRIED, has_nonfinite_fill, with_finite_fill
 from biprop.supervision.child import WORKER_COMMAND, Child, ChildDiedError
 from biprop.supervision.journal import Journal
@@ -84,6 +84,9 @@ class SupervisedJudge:
         self._is_careful = False
         self._opened_in = 0
         self._kernel = 0
+        self._dtype: Dtype = dtype
+        self._direction: Literal["forward", "backward"] = direction
+        self._execution = execution
         self._trial: dict[str, Json] = {
             "dtype": dtype,
             "direction": direction,
@@ -129,6 +132,25 @@ class SupervisedJudge:
             return None
         points = answer["points"]
         return None if points is None else CONVERTER.structure(points, tuple[Point, ...])
+
+    def relative(self, backend: str) -> "SupervisedJudge":
+        """Return a judge of the same operator and form under another backend, in the same worker.
+
+        Raises:
+            BipropError: There is no such backend, or it cannot be run.
+        """
+        # What differs from backend to backend is found in the registry.
+        reference = attrs.evolve(self.reference, backend=backend, backward_signature="")
+        return SupervisedJudge(
+            reference=reference,
+            device=self._child.device,
+            timeout=self._timeout,
+            dtype=self._dtype,
+            direction=self._direction,
+            execution=self._execution,
+            child=self._child,
+            journal=self._journal,
+        )
 
     def close(self) -> None:
         """End the worker if it is this judge's own."""
@@ -232,5 +254,9 @@ def _child(device: str, execution: Execution | None, command: Sequence[str]) -> 
 
 def _crashed(case: Case, message: str, *, launches: int) -> Outcome:
     # What the classes did to the call is known only to the worker that is gone.
-    cause = Cause(verdict=Verdict.CRASHES, direction=case.direction)
-    return Outcome(verdict=Verdict.CRASHES, cause=cause, message=message, launches=launches)
+    return Outcome(
+        verdict=Verdict.CRASHES,
+        cause=cause_of(case, Verdict.CRASHES),
+        message=message,
+        launches=launches,
+    )
