@@ -141,7 +141,7 @@ def _chunk_gradients(
         is_last: Whether no chunk comes after it.
         vocabulary: Of all chunks together.
     """
-    dlogp, hidden, target, lse, offsets, order, position = tokens
+    dlogp, hidden, target, lse, offsets, order, _ = tokens
     rows, width = hidden.shape
     count = weight.shape[0]
     # Blocks are those of the whole vocabulary, so that a last chunk is cut as the others are.
@@ -175,17 +175,26 @@ def _chunk_gradients(
         },
         options=OPTIONS,
     )
+    _add_weight_gradient(tokens, dlogits, dweight, block_V=constants["W"], block_H=columns)
+
+
+def _add_weight_gradient(
+    tokens: tuple[Tensor, ...], dlogits: Tensor, dweight: Tensor, *, block_V: int, block_H: int
+) -> None:
+    """Add a chunk's part of the weight's gradient, in blocks of positions."""
+    _, hidden, _, _, offsets, order, position = tokens
+    count, width = dweight.shape
     launch(
         det_gemm_dweight_tile,
-        (triton.cdiv(count, constants["W"]), triton.cdiv(width, columns)),
+        (triton.cdiv(count, block_V), triton.cdiv(width, block_H)),
         (
             *(dlogits, hidden, offsets, order, position, dweight),
             *(offsets.shape[0] - 1, count, width, *dlogits.stride(), *hidden.stride()),
             *(*offsets.stride(), *order.stride(), *position.stride(), *dweight.stride()),
         ),
         constants={
-            "BLOCK_N": constants["W"],
-            "BLOCK_K": columns,
+            "BLOCK_N": block_V,
+            "BLOCK_K": block_H,
             "R": BLOCK_COUNT,
             "WIDEN": interpreted(det_gemm_dweight_tile),
         },

@@ -146,7 +146,14 @@ def _result_of(entry: dict[str, object], *, wanted: dict[str, int], message: str
         seconds=round(report.seconds, _DIGITS),
         power=Power(kind=report.power_kind, share=round(report.power_share, _DIGITS)),
         classes={
-            name: ClassResult(**attrs.asdict(count)) for name, count in report.classes.items()
+            name: ClassResult(
+                examples=count.examples,
+                powered=count.powered,
+                vacuous=count.vacuous,
+                unpowered=count.unpowered,
+                reason=count.reason,
+            )
+            for name, count in report.classes.items()
         },
         largest=report.largest,
         wanted=wanted,

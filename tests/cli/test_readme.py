@@ -63,6 +63,8 @@ def steps() -> list[Step]:
 
 def form(line: str) -> str:
     """Return a line without what may differ from machine to machine."""
+    # Said to be an id, it may have digits alone.
+    line = re.sub(r"\bid [0-9a-f]{8}\b", "id ID", line)
     line = re.sub(r"0x[0-9a-f]+", "0x", IDENTITY.sub("ID", line))
     # Which of several equal minima is reached, and what its values are, may differ.
     line = re.sub(r"\[K=\d+\]|-?\d[\d.e-]*(?: ULP apart)?|\b(?:inf|nan)\b", "#", line)

@@ -172,12 +172,12 @@ def test_yardstick_is_asked_for_enough_cases_of_its_own() -> None:
 
 
 def test_both_kinds_of_gradients_are_judged() -> None:
-    """In the interpreter too, which judges three cases of a relation, each kind has its turn."""
+    """In the interpreter too, which judges two cases of a relation, each kind has its turn."""
     space = attrs.evolve(HELD, direction="backward", against=(ACCURACY,))
     report, judge = searched(agrees, space=space, lane="interpreter", max_examples=20)
     judged = [case.judged for case, _ in judge.asked if case.against]
 
-    assert sorted(judged) == ["parameter_gradients", *["token_gradients"] * 2]
+    assert sorted(judged) == ["parameter_gradients", "token_gradients"]
     assert report.verdict is Verdict.HOLDS
     assert report.classes["probes"].reason == "gradients are not probed"
 
