@@ -128,16 +128,24 @@ def drawn(
 
 
 def revealing(
-    length: int, *, heads: tuple[int, int], width: int, dtype: torch.dtype, seed: int = 0
+    length: int,
+    *,
+    heads: tuple[int, int],
+    width: int,
+    dtype: torch.dtype,
+    seed: int = 0,
+    first: int = 0,
 ) -> Tokens:
     """Draw a sequence whose sums over tokens show any change of order.
 
     What is summed spans 20 binades and comes in pairs of both signs, a token apart, and its weights
-    are nearly the same in a pair: so a sum is mostly rounding.
+    are nearly the same in a pair: so a sum is mostly rounding. With `first=1` the first token has
+    no partner, so that the edge of a tile of even size parts a pair.
     """
     tokens = drawn(length, heads=heads, width=width, dtype=dtype, seed=seed)
-    pair = torch.arange(length, device=DEVICE) // 2
-    signs = (1 - 2 * (torch.arange(length, device=DEVICE) % 2)).to(dtype)[:, None, None]
+    place = torch.arange(length, device=DEVICE) + first
+    pair = (place // 2).clamp(max=length - 1)
+    signs = (1 - 2 * (place % 2)).to(dtype)[:, None, None]
 
     def signed(values: Tensor, offset: int) -> Tensor:
         return wide(*values.shape, dtype=dtype, seed=seed + offset)[pair] * signs
