@@ -37,6 +37,9 @@ from biprop.supervision import Judge
 
 __all__ = ["Event", "InterruptedSearchError", "search"]
 
+# Examples beyond twice the number asked for, where a class lacks evidence: few kernels do, and a
+# short search of one must not end just before it.
+_MORE = 24
 # Seeds tried for a case of a class with too few examples: drawing costs far less than judging.
 _STEERED_DRAWS = 32
 # Share of the time of a search that is left to relations A and P.
@@ -102,9 +105,9 @@ def search(
         device: Where the judge runs the kernel, for the report.
         lane: How many examples the profile gives, and how many of each class HOLDS needs.
         profile: How thorough the search is.
-        max_examples: Of relation I, instead of what the profile says. Either is exceeded by up to a
-            half and eight where a class lacks evidence and nothing was found. Relations A and P get
-            no more than that each.
+        max_examples: Of relation I, instead of what the profile says. Either is
+            exceeded by up to as many again and 24 where a class lacks evidence and nothing was
+            found. Relations A and P get no more than it says each.
         seconds_max: After which no further example is drawn, whatever evidence is lacking. The
             first one always is, and what was found is still minimised. None: no limit.
         seed: The same seed draws the same cases.
@@ -234,7 +237,7 @@ class _Search:
             return self.against_count + (0 if self.tally.is_mostly_rejected else more)
         if self.findings.items or not self.tally.lacking() or self.tally.is_mostly_rejected:
             return self.example_count
-        return self.example_count + self.example_count // 2 + 8
+        return 2 * self.example_count + _MORE
 
     def _round(self) -> None:
         """Draw until a case fails, or no example is left; minimise what failed."""
