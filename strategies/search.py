@@ -105,9 +105,9 @@ def search(
         device: Where the judge runs the kernel, for the report.
         lane: How many examples the profile gives, and how many of each class HOLDS needs.
         profile: How thorough the search is.
-        max_examples: Of relation I, instead of what the profile says. Either is
-            exceeded by up to as many again and 24 where a class lacks evidence and nothing was
-            found. Relations A and P get no more than it says each.
+        max_examples: Of relation I, instead of what the profile says. Either is exceeded by up to
+            as many again and 24 where a class lacks evidence and nothing was found. Relations A
+            and P get no more than it says each.
         seconds_max: After which no further example is drawn, whatever evidence is lacking. The
             first one always is, and what was found is still minimised. None: no limit.
         seed: The same seed draws the same cases.
