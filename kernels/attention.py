@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from biprop.kernels import attention_torch
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
 
@@ -167,11 +167,11 @@ OPERATOR = Operator(
                     forward=attention_torch.forward_packed,
                     backward=attention_torch.backward_packed,
                 ),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward_packed"),
-                    backward=deferred(_TRITON, "backward_packed"),
+                triton_backend(
+                    _TRITON,
                     kernels=_DEVICE_KERNELS,
+                    forward="forward_packed",
+                    backward="backward_packed",
                 ),
             ),
             reference=reference_packed,
@@ -191,11 +191,11 @@ OPERATOR = Operator(
                     forward=attention_torch.forward_padded,
                     backward=attention_torch.backward_padded,
                 ),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward_padded"),
-                    backward=deferred(_TRITON, "backward_padded"),
+                triton_backend(
+                    _TRITON,
                     kernels=("attention_bounds", *_DEVICE_KERNELS),
+                    forward="forward_padded",
+                    backward="backward_padded",
                 ),
             ),
             reference=reference_padded,

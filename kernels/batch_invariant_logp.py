@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from biprop.kernels import logp
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.tiles import halving_sum, row_count, tile_of_rows
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
@@ -183,11 +183,8 @@ def _reduced(tile: _Tile) -> tuple[Tensor, Tensor]:
 _TRITON = "biprop.kernels.batch_invariant_logp_triton"
 _IMPLEMENTATIONS = (
     Implementation(backend="torch", forward=forward, backward=backward),
-    Implementation(
-        backend="triton",
-        forward=deferred(_TRITON, "forward"),
-        backward=deferred(_TRITON, "backward"),
-        kernels=("batch_invariant_logp_rows", "batch_invariant_logp_dlogits_tile"),
+    triton_backend(
+        _TRITON, kernels=("batch_invariant_logp_rows", "batch_invariant_logp_dlogits_tile")
     ),
 )
 

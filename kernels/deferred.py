@@ -10,8 +10,9 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from biprop.errors import UnsupportedError
+from biprop.operators import Implementation
 
-__all__ = ["deferred"]
+__all__ = ["deferred", "triton_backend"]
 
 
 def deferred(module: str, name: str) -> Callable[..., object]:
@@ -36,3 +37,22 @@ def deferred(module: str, name: str) -> Callable[..., object]:
     stand_in.__module__ = module
     stand_in.__name__ = stand_in.__qualname__ = name
     return stand_in
+
+
+def triton_backend(
+    module: str, *, kernels: tuple[str, ...], forward: str = "forward", backward: str = "backward"
+) -> Implementation:
+    """Return the Triton backend that a module holds.
+
+    Args:
+        module: Imported when one of its functions is first called.
+        kernels: Names of the device kernels that they launch.
+        forward: Name of the forward.
+        backward: Name of the backward.
+    """
+    return Implementation(
+        backend="triton",
+        forward=deferred(module, forward),
+        backward=deferred(module, backward),
+        kernels=kernels,
+    )

@@ -21,7 +21,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.shards import PIECE_COUNT, pieces_of_rank
 from biprop.kernels.tiles import (
     PANEL_WIDTH,
@@ -270,11 +270,8 @@ OPERATOR = Operator(
             ),
             implementations=(
                 Implementation(backend="torch", forward=forward, backward=backward),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward"),
-                    backward=deferred(_TRITON, "backward"),
-                    kernels=("det_gemm_tile", "det_gemm_join", "det_gemm_dweight_tile"),
+                triton_backend(
+                    _TRITON, kernels=("det_gemm_tile", "det_gemm_join", "det_gemm_dweight_tile")
                 ),
             ),
             reference=reference,

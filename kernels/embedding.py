@@ -18,7 +18,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.tiles import token_blocks
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
@@ -178,10 +178,8 @@ OPERATOR = Operator(
             ),
             implementations=(
                 Implementation(backend="torch", forward=forward, backward=backward),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward"),
-                    backward=deferred(_TRITON, "backward"),
+                triton_backend(
+                    _TRITON,
                     kernels=("embedding_rows", "embedding_chains", "embedding_dweight_rows"),
                 ),
             ),

@@ -22,7 +22,7 @@ Shapes: T packed tokens, N tokens of a tile.
 import torch
 from torch import Tensor
 
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.tiles import tiles_of_tokens, token_count
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_signature
@@ -192,12 +192,7 @@ OPERATOR = Operator(
             ),
             implementations=(
                 Implementation(backend="torch", forward=forward, backward=backward),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward"),
-                    backward=deferred(_TRITON, "backward"),
-                    kernels=("grpo_loss_tokens", "grpo_loss_dlogp_tokens"),
-                ),
+                triton_backend(_TRITON, kernels=("grpo_loss_tokens", "grpo_loss_dlogp_tokens")),
             ),
             reference=reference,
         ),

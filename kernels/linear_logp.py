@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from biprop.kernels import logp
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.logp import tile_gradient, tile_logp
 from biprop.kernels.tiles import (
     BLOCK_COUNT,
@@ -316,12 +316,7 @@ OPERATOR = Operator(
             backward_signature=parse_backward(_BACKWARD, _PACKED),
             implementations=(
                 Implementation(backend="torch", forward=forward, backward=backward),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward"),
-                    backward=deferred(_TRITON, "backward"),
-                    kernels=_DEVICE_KERNELS,
-                ),
+                triton_backend(_TRITON, kernels=_DEVICE_KERNELS),
             ),
             reference=reference,
         ),
@@ -331,12 +326,7 @@ OPERATOR = Operator(
             backward_signature=parse_backward(_BACKWARD, _INDEXED),
             implementations=(
                 Implementation(backend="torch", forward=forward_indexed, backward=backward),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward_indexed"),
-                    backward=deferred(_TRITON, "backward"),
-                    kernels=_DEVICE_KERNELS,
-                ),
+                triton_backend(_TRITON, kernels=_DEVICE_KERNELS, forward="forward_indexed"),
             ),
             reference=reference_indexed,
         ),

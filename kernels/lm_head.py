@@ -11,7 +11,7 @@ Shapes: T packed tokens, H features, V vocabulary.
 from torch import Tensor
 
 from biprop.kernels import det_gemm
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
 
@@ -92,11 +92,8 @@ OPERATOR = Operator(
             ),
             implementations=(
                 Implementation(backend="torch", forward=forward, backward=backward),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward"),
-                    backward=deferred(_TRITON, "backward"),
-                    kernels=("det_gemm_tile", "det_gemm_join", "det_gemm_dweight_tile"),
+                triton_backend(
+                    _TRITON, kernels=("det_gemm_tile", "det_gemm_join", "det_gemm_dweight_tile")
                 ),
             ),
             reference=reference,

@@ -14,7 +14,7 @@ Shapes: T packed tokens, V vocabulary, R rows of a tile.
 import torch
 from torch import Tensor
 
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.tiles import halving_sum, row_count, tile_of_rows
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
@@ -166,12 +166,7 @@ OPERATOR = Operator(
             ),
             implementations=(
                 Implementation(backend="torch", forward=forward, backward=backward),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward"),
-                    backward=deferred(_TRITON, "backward"),
-                    kernels=("logp_rows", "logp_dlogits_tile"),
-                ),
+                triton_backend(_TRITON, kernels=("logp_rows", "logp_dlogits_tile")),
             ),
             reference=reference,
         ),

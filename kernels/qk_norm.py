@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.tiles import (
     TokenBlock,
     block_groups,
@@ -191,12 +191,7 @@ def _add_weight_gradient(
 _TRITON = "biprop.kernels.qk_norm_triton"
 _IMPLEMENTATIONS = (
     Implementation(backend="torch", forward=forward, backward=backward),
-    Implementation(
-        backend="triton",
-        forward=deferred(_TRITON, "forward"),
-        backward=deferred(_TRITON, "backward"),
-        kernels=("qk_norm_rows", "qk_norm_dx_rows", "qk_norm_dweight_columns"),
-    ),
+    triton_backend(_TRITON, kernels=("qk_norm_rows", "qk_norm_dx_rows", "qk_norm_dweight_columns")),
 )
 
 

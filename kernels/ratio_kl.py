@@ -16,7 +16,7 @@ Shapes: T packed tokens, N tokens of a tile.
 import torch
 from torch import Tensor
 
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.tiles import tiles_of_tokens, token_count
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_signature
@@ -126,12 +126,7 @@ OPERATOR = Operator(
             ),
             implementations=(
                 Implementation(backend="torch", forward=forward, backward=backward),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward"),
-                    backward=deferred(_TRITON, "backward"),
-                    kernels=("ratio_kl_tokens", "ratio_kl_dlogp_tokens"),
-                ),
+                triton_backend(_TRITON, kernels=("ratio_kl_tokens", "ratio_kl_dlogp_tokens")),
             ),
             reference=reference,
         ),

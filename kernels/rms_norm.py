@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.tiles import (
     TokenBlock,
     block_groups,
@@ -140,11 +140,8 @@ def _block_gradients(
 _TRITON = "biprop.kernels.rms_norm_triton"
 _IMPLEMENTATIONS = (
     Implementation(backend="torch", forward=forward, backward=backward),
-    Implementation(
-        backend="triton",
-        forward=deferred(_TRITON, "forward"),
-        backward=deferred(_TRITON, "backward"),
-        kernels=("rms_norm_rows", "rms_norm_dx_rows", "rms_norm_dweight_columns"),
+    triton_backend(
+        _TRITON, kernels=("rms_norm_rows", "rms_norm_dx_rows", "rms_norm_dweight_columns")
     ),
 )
 

@@ -22,7 +22,7 @@ import math
 import torch
 from torch import Tensor
 
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.tiles import padded, row_count
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
@@ -118,12 +118,7 @@ def _cos_sin(position_T: Tensor, frequency_F: Tensor, *, rows: int) -> tuple[Ten
 _TRITON = "biprop.kernels.rope_triton"
 _IMPLEMENTATIONS = (
     Implementation(backend="torch", forward=forward, backward=backward),
-    Implementation(
-        backend="triton",
-        forward=deferred(_TRITON, "forward"),
-        backward=deferred(_TRITON, "backward"),
-        kernels=("rope_rows",),
-    ),
+    triton_backend(_TRITON, kernels=("rope_rows",)),
 )
 
 

@@ -11,7 +11,7 @@ Shapes: T packed tokens, I features, R rows of a tile.
 import torch
 from torch import Tensor
 
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.tiles import padded, row_count, tile_of_rows
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
@@ -99,12 +99,7 @@ OPERATOR = Operator(
             backward_signature=parse_backward("dy[T,I], x[T,I] -> dx[T,I]", _SIGNATURE),
             implementations=(
                 Implementation(backend="torch", forward=forward, backward=backward),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward"),
-                    backward=deferred(_TRITON, "backward"),
-                    kernels=("silu_tile", "silu_dx_tile"),
-                ),
+                triton_backend(_TRITON, kernels=("silu_tile", "silu_dx_tile")),
             ),
             reference=reference,
         ),

@@ -11,7 +11,7 @@ Shapes: T packed tokens, I features, R rows of a tile.
 import torch
 from torch import Tensor
 
-from biprop.kernels.deferred import deferred
+from biprop.kernels.deferred import triton_backend
 from biprop.kernels.silu import gated, gated_slope
 from biprop.kernels.tiles import padded, row_count, tile_of_rows
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
@@ -97,12 +97,7 @@ OPERATOR = Operator(
             ),
             implementations=(
                 Implementation(backend="torch", forward=forward, backward=backward),
-                Implementation(
-                    backend="triton",
-                    forward=deferred(_TRITON, "forward"),
-                    backward=deferred(_TRITON, "backward"),
-                    kernels=("swiglu_tile", "swiglu_gradient_tile"),
-                ),
+                triton_backend(_TRITON, kernels=("swiglu_tile", "swiglu_gradient_tile")),
             ),
             reference=reference,
         ),
