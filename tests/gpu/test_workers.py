@@ -11,8 +11,8 @@ from biprop.case import Case, Execution, TransformData
 from biprop.execution.switches import switched
 from biprop.judgment import Outcome, Verdict
 from biprop.kernels import OPERATORS
+from biprop.machine import count_devices
 from biprop.operators import KernelReference, Registry
-from biprop.pytest_plugin.devices import _counted
 from biprop.relations import JudgeOptions
 from biprop.supervision import SupervisedJudge
 from biprop.supervision.resolve import reference_of
@@ -38,7 +38,7 @@ def rms_norm() -> tuple[KernelReference, Case]:
 def test_child_counts_as_many_devices_as_torch() -> None:
     """The controller of a parallel run, which has no torch, knows how many there are."""
 
-    assert _counted() == torch.cuda.device_count() >= 1
+    assert count_devices() == torch.cuda.device_count() >= 1
 
 
 def test_every_device_runs_triton() -> None:

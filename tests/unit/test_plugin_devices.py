@@ -8,11 +8,10 @@ from tests.gpu.conftest import pytest_configure as configure_gpu_tests
 from tests.gpu.conftest import pytest_ignore_collect as leaves_out_gpu_tests
 from tests.unit.test_pytest_plugin import ROOT, run
 
+from biprop.machine import WORKERS_PER_DEVICE, count_devices
 from biprop.pytest_plugin import pytest_configure_node, pytest_xdist_auto_num_workers
 from biprop.pytest_plugin.devices import (
     DEVICES_KEY,
-    WORKERS_PER_DEVICE,
-    _counted,
     check_device,
     device_of,
 )
@@ -45,8 +44,8 @@ def config(device: str, worker: dict[str, object] | None = None) -> pytest.Confi
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Pretend that there are two devices; the list loses one number each time they are counted."""
     counts = [2, 2]
-    monkeypatch.setattr("biprop.pytest_plugin.devices._counted", counts.pop)
-    monkeypatch.setattr("biprop.pytest_plugin.devices._core_count", lambda: 1000)
+    monkeypatch.setattr("biprop.pytest_plugin.devices.count_devices", counts.pop)
+    monkeypatch.setattr("biprop.pytest_plugin.devices.core_count", lambda: 1000)
     monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
     return counts
 
@@ -70,7 +69,7 @@ class TestWorkers:
     @pytest.mark.usefixtures("counted")
     def test_cores_bound_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A worker needs a core."""
-        monkeypatch.setattr("biprop.pytest_plugin.devices._core_count", lambda: 3)
+        monkeypatch.setattr("biprop.pytest_plugin.devices.core_count", lambda: 3)
 
         assert pytest_xdist_auto_num_workers(config("cuda")) == 3
 
@@ -136,10 +135,10 @@ class TestRefusal:
         )
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,0")
-        counted = _counted()
+        counted = count_devices()
         (tmp_path / "torch.py").write_text("raise ImportError\n")
 
-        assert (counted, _counted()) == (3, 0)
+        assert (counted, count_devices()) == (3, 0)
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),

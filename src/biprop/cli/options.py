@@ -4,7 +4,6 @@ No torch here: `biprop --help` and every refusal come at once. What the words me
 `biprop.generation`; the device is looked at by the worker.
 """
 
-import re
 from collections.abc import Callable
 from enum import StrEnum
 from functools import wraps
@@ -15,6 +14,7 @@ import click
 
 from biprop.case import DTYPES, SDPA_BACKENDS, Dtype, Execution, SdpaBackend
 from biprop.errors import DeviceError, UsageError
+from biprop.machine import is_device
 from biprop.operators import TRANSFORM_CLASSES
 
 __all__ = [
@@ -154,7 +154,7 @@ def parse_device(text: str) -> str:
     Raises:
         DeviceError: It has another form.
     """
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", text):
+    if not is_device(text):
         raise DeviceError(f"--device {text!r} is unknown: use cpu, cuda or cuda:N.")
     return text
 
