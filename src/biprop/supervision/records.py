@@ -33,9 +33,8 @@ class Description:
             name of every other form.
         form_backwards: Likewise, of their registered backwards, where they have one.
         takes_shards: Whether the kernel computes as any number of ranks.
-        backends: Other backends of the same form.
-        yardsticks: Of these, the ones that parity is judged against here: those before this one in
-            the registry, so that each pair is judged once.
+        yardsticks: Backends of the same form that parity is judged against here: those before this
+            one in the registry, so that each pair is judged once.
         provenance: Device, versions and digests of the process that runs it.
     """
 
@@ -49,7 +48,6 @@ class Description:
     forms: dict[str, str] = attrs.field(factory=dict)
     form_backwards: dict[str, str] = attrs.field(factory=dict)
     takes_shards: bool = False
-    backends: tuple[str, ...] = ()
     yardsticks: tuple[str, ...] = ()
 
     @property

@@ -111,7 +111,6 @@ def describe(kernel: Kernel, *, device: str, actual_backend: str = "") -> Descri
             if form.backward_signature is not None
         },
         takes_shards=kernel.takes_shards,
-        backends=tuple(other.backend for other in kernel.relatives if other.form == kernel.form),
         yardsticks=tuple(
             other.backend
             for other in kernel.relatives
