@@ -37,8 +37,8 @@ from biprop.supervision import Judge
 
 __all__ = ["Event", "InterruptedSearchError", "search"]
 
-# Examples beyond twice the number asked for, where a class lacks evidence: few kernels do, and a
-# short search of one must not end just before it.
+# Examples beyond twice what a profile says, where a class lacks evidence: few kernels do, and a
+# short search of one must not end just before it. Who asks for a number gets not many more.
 _MORE = 24
 # Seeds tried for a case of a class with too few examples: drawing costs far less than judging.
 _STEERED_DRAWS = 32
@@ -105,9 +105,9 @@ def search(
         device: Where the judge runs the kernel, for the report.
         lane: How many examples the profile gives, and how many of each class HOLDS needs.
         profile: How thorough the search is.
-        max_examples: Of relation I, instead of what the profile says. Either is exceeded by up to
-            as many again and 24 where a class lacks evidence and nothing was found. Relations A
-            and P get no more than it says each.
+        max_examples: Of relation I, instead of what the profile says. Where a class lacks evidence
+            and nothing was found, it is exceeded by up to a half and eight, and what the profile
+            says by as many again and 24. Relations A and P get no more than it says each.
         seconds_max: After which no further example is drawn, whatever evidence is lacking. The
             first one always is, and what was found is still minimised. None: no limit.
         seed: The same seed draws the same cases.
@@ -118,13 +118,15 @@ def search(
         BipropError: The kernel returned something else than its signature says, or no longer runs.
         InterruptedSearchError: Ctrl-C; it holds the report so far.
     """
+    count = profile.examples_of(lane) if max_examples is None else max_examples
     against_count = profile.examples_against_of(lane)
     return _Search(
         judge=judge,
         space=space,
         device=device,
         seed=seed,
-        example_count=profile.examples_of(lane) if max_examples is None else max_examples,
+        example_count=count,
+        more_count=count + _MORE if max_examples is None else count // 2 + 8,
         against_count=against_count if max_examples is None else min(against_count, max_examples),
         seconds_max=math.inf if seconds_max is None else seconds_max,
         tally=Tally(space=space, powered_min=profile.powered_min_of(lane)),
@@ -143,6 +145,7 @@ class _Search:
     device: str
     seed: int
     example_count: int
+    more_count: int
     against_count: int
     seconds_max: float
     tally: Tally
@@ -237,7 +240,7 @@ class _Search:
             return self.against_count + (0 if self.tally.is_mostly_rejected else more)
         if self.findings.items or not self.tally.lacking() or self.tally.is_mostly_rejected:
             return self.example_count
-        return 2 * self.example_count + _MORE
+        return self.example_count + self.more_count
 
     def _round(self) -> None:
         """Draw until a case fails, or no example is left; minimise what failed."""

@@ -280,12 +280,27 @@ def test_lacking_class_is_vacuous() -> None:
     assert report.message.startswith("Too few powered examples: T5 has 0 of 5;")
     assert report.classes["T5"].vacuous > 10
     # Some more examples than asked for were spent on it.
-    assert 120 < report.examples <= 264
+    assert 120 < report.examples <= 188
+
+
+def test_profile_goes_on_where_evidence_lacks() -> None:
+    """What a profile says is short, and is exceeded by as many again and 24; one asked for is not."""
+
+    def rule(_: Case, names: frozenset[str]) -> Outcome | None:
+        evidence = {name: "vacuous" if name == "T5" else "powered" for name in names}
+        return Outcome(verdict=Verdict.HOLDS, classes=evidence)  # type: ignore[arg-type]
+
+    profile = PROFILES["pr"]
+    count = profile.examples_of("interpreter")
+    told: dict[str, object] = {"lane": "interpreter", "profile": profile}
+
+    assert searched(rule, max_examples=None, **told)[0].examples == 2 * count + 24
+    assert searched(rule, max_examples=count, **told)[0].examples == count + count // 2 + 8
 
 
 def test_lanes_need_different_minima() -> None:
     """The interpreter needs one powered example of a class, nightly fifty."""
-    few = {"max_examples": 12, "space": attrs.evolve(SPACE, classes=wanted_classes(["T8"]))}
+    few = {"max_examples": 14, "space": attrs.evolve(SPACE, classes=wanted_classes(["T8"]))}
     interpreted, _ = searched(lambda *_: None, lane="interpreter", **few)
     nightly, _ = searched(lambda *_: None, profile=PROFILES["nightly"], **few)
 

@@ -99,7 +99,7 @@ Exit codes:
     "--max-examples",
     type=click.IntRange(1, 10_000_000),
     metavar="N",
-    help="Cases of each direction, and up to as many again and 24 where a class lacks evidence.  "
+    help="Cases of each direction, and up to half as many more where a class lacks evidence.  "
     "[default: as the profile says]",
 )
 @click.option(

@@ -94,7 +94,7 @@ Exit codes:
     "--max-examples",
     type=click.IntRange(1, 10_000_000),
     metavar="N",
-    help="Cases of each cell, and up to as many again and 24 where a class lacks evidence.  "
+    help="Cases of each cell, and up to half as many more where a class lacks evidence.  "
     "[default: as the slice says]",
 )
 @click.option(
