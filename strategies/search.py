@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import seed as with_seed
 
 from biprop.case import Against, Case
-from biprop.data.counter import hash_words
+from biprop.data.words import hash_words
 from biprop.errors import BackendError, BipropError, UnsupportedError
 from biprop.fixtures.records import Fixture
 from biprop.generation import Lane, Space, held_at, real_sizes

@@ -11,7 +11,7 @@ from biprop.case import Against, Case, Judged
 from biprop.generation import CLASSES, Space, applicability
 from biprop.generation.generator import judged_in
 from biprop.judgment import Outcome
-from biprop.layout.pool import neighbours_of
+from biprop.layout.neighbours import neighbours_of
 from biprop.reports.records import ClassCount, JudgedCount
 from biprop.strategies.probing import PROBES
 from biprop.transforms import apply_all, class_of, transforms_of

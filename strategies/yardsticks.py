@@ -6,7 +6,7 @@ it does not matter. What it means for a search decides `biprop.strategies.search
 
 import attrs
 
-from biprop.data.counter import hash_words
+from biprop.data.words import hash_words
 from biprop.generation import Space
 from biprop.relations import JudgeOptions
 from biprop.strategies.seeded import case_of_seed

@@ -5,8 +5,9 @@ import decimal
 import pytest
 import torch
 
-from biprop.data.counter import hash_words, mix_, mix_word, salt_of_axis, signed, word
+from biprop.data.counter import mix_, word
 from biprop.data.exponentials import FRACTION_BITS, INDEX_LAST, STEPS_PER_UNIT, exponentials
+from biprop.data.words import hash_words, mix_word, salt_of_axis, signed
 
 NUMBERS = [0, 1, 2, 3, 255, 0x7FFFFFFF, 0x80000000, 0xDEADBEEF, 0xFFFFFFFF]
 

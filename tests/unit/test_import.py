@@ -58,6 +58,11 @@ except SystemExit as exit:
     assert heavy_modules_after(code) == []
 
 
+def test_searching_brings_no_torch() -> None:
+    """The process of `biprop check` draws cases; torch is its worker's, which takes seconds."""
+    assert heavy_modules_after("import biprop.cli.searching") == ["hypothesis"]
+
+
 def test_probe_sees_torch() -> None:
     """The probe of this file does report an import of torch."""
 

@@ -13,19 +13,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from biprop.data.counter import (
-    SALT_SEQUENCE,
-    SALT_TOKEN,
-    hash_words,
-    mix_,
-    mix_word,
-    salt_of_axis,
-    signed,
-    word,
-)
+from biprop.data.counter import mix_, word
 from biprop.data.floats import NumberFormat
 from biprop.data.matching import fold, joined, narrowed, own_masks, shared_masks
 from biprop.data.recipe import SEQUENCES, TOKENS, Pairing
+from biprop.data.words import SALT_SEQUENCE, SALT_TOKEN, hash_words, mix_word, salt_of_axis, signed
 
 __all__ = [
     "Block",

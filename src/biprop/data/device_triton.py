@@ -46,7 +46,7 @@ _MATCHINGS = tl.constexpr(len(Field) + PARAMETERS)
 _MATCHING_SIZE = tl.constexpr(len(Matching))
 _SIGNED = tl.constexpr(int(Matching.SIGNED))
 
-# As in biprop.data.counter and biprop.data.block.
+# As in biprop.data.words and biprop.data.block.
 _SALT_SEQUENCE = tl.constexpr(0x9E3779B1)
 _UNPAIRED_FACTOR = tl.constexpr(2.0**-24)
 

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from biprop.bits import digest_bits
 from biprop.data.block import Block, Tokens, token_words
-from biprop.data.counter import SALT_SEQUENCE, mix_, word
+from biprop.data.counter import mix_, word
 from biprop.data.device import expand_plan, takes_kernel
 from biprop.data.floats import NumberFormat, format_of, round_to, scaled
 from biprop.data.kinds import CONSTANTS, MAKERS, exponent_of
 from biprop.data.plan import Plan, plan_of
 from biprop.data.recipe import Pairing, Recipe
+from biprop.data.words import SALT_SEQUENCE
 from biprop.errors import CaseError
 
 __all__ = ["Expansion", "Tokens", "digest", "expand", "expand_tokens", "expansion_of"]

@@ -13,8 +13,9 @@ import functools
 import torch
 from torch import Tensor
 
-from biprop.data.counter import SALT_SEQUENCE, hash_words, mix_, word
+from biprop.data.counter import mix_, word
 from biprop.data.recipe import Role
+from biprop.data.words import SALT_SEQUENCE, hash_words
 
 __all__ = ["fold", "joined", "narrowed", "own_masks", "second_mask", "shared_masks"]
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from biprop.data.block import Block, own_sequence_mask
-from biprop.data.counter import hash_words, mix_word, salt_of_axis, signed
 from biprop.data.kinds import exponent_of
 from biprop.data.kinds.elementwise import BINADES, ELEMENTWISE
 from biprop.data.kinds.peak_keys import root_of
@@ -34,6 +33,7 @@ from biprop.data.kinds.ties_squares import SIZE_MIN as SQUARES_MIN
 from biprop.data.kinds.ties_squares import squares_design
 from biprop.data.matching import narrowed, second_mask
 from biprop.data.recipe import SEQUENCES, TOKENS, Pairing, Recipe
+from biprop.data.words import hash_words, mix_word, salt_of_axis, signed
 
 __all__ = ["CODES", "PARAMETERS", "Code", "Field", "Header", "Matching", "Plan", "plan_of"]
 

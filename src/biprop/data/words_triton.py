@@ -35,7 +35,7 @@ _MATCHINGS = tl.constexpr(len(Field) + PARAMETERS)
 _MATCHING_SIZE = tl.constexpr(len(Matching))
 _MASK, _DIFFERENCE, _ONE, _OTHER, _KEEP, _SIGNED, _OWN = map(tl.constexpr, range(len(Matching)))
 
-# As in biprop.data.counter.
+# As in biprop.data.words.
 _FACTOR_FIRST = tl.constexpr(0x21F0AAAD)
 _FACTOR_SECOND = tl.constexpr(0xD35A2D97)
 _SALT_SEQUENCE = tl.constexpr(0x9E3779B1)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from biprop.case import Case
-from biprop.data.counter import SALT_SEQUENCE, SALT_TOKEN, hash_words, mix_, signed
+from biprop.data.counter import mix_
+from biprop.data.words import SALT_SEQUENCE, SALT_TOKEN, hash_words, signed
 from biprop.errors import CaseError
 from biprop.layout.launch import DEAD, DEAD_ROW, Launch
 from biprop.layout.pool import TokenPool

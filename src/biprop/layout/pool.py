@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from biprop.case import Case
-from biprop.data.counter import hash_words
 from biprop.data.expand import Tokens
-from biprop.layout.records import Layout, Neighbours
-from biprop.sequence import NEIGHBOUR_ID_FIRST, LogicalSequence
+from biprop.layout.neighbours import neighbours_of
+from biprop.layout.records import Layout
+from biprop.sequence import LogicalSequence
 
-__all__ = ["TokenPool", "neighbours_of", "token_pool"]
+__all__ = ["TokenPool", "token_pool"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -124,21 +124,3 @@ def token_pool(case: Case, layout: Layout) -> TokenPool:
         watched=watched,
         loud=(token >= case.shared_prefix) & ~watched,
     )
-
-
-def neighbours_of(case: Case, neighbours: Neighbours) -> tuple[LogicalSequence, ...]:
-    """Return the neighbours of a case; gradients of parameters have none: their set is complete."""
-    if not neighbours.together or case.judged == "parameter_gradients":
-        return ()
-    return tuple(
-        LogicalSequence(
-            id=NEIGHBOUR_ID_FIRST + index,
-            length=(neighbours.length or case.sequences[index % len(case.sequences)].length)
-            + _extra(case.seed, index, neighbours.spread),
-        )
-        for index in range(neighbours.count)
-    )
-
-
-def _extra(seed: int, index: int, spread: int) -> int:
-    return hash_words("neighbour length", seed, index) % (spread + 1) if spread else 0

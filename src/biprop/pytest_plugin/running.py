@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from biprop.contract import load_contract
-from biprop.data.counter import hash_words
+from biprop.data.words import hash_words
 from biprop.errors import BipropError
 from biprop.fixtures.records import CONVERTER, Fixture
 from biprop.fixtures.replay import Replayed, replay

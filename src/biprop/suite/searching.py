@@ -22,7 +22,7 @@ import torch
 
 from biprop.case import Case, Dtype
 from biprop.contract import Contract
-from biprop.data.counter import hash_words
+from biprop.data.words import hash_words
 from biprop.errors import BipropError
 from biprop.fixtures.records import Fixture
 from biprop.fixtures.store import Store, project_root

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from biprop.data.block import Block, element_words
-from biprop.data.counter import SALT_SEQUENCE, word
+from biprop.data.counter import word
 from biprop.data.floats import NumberFormat, float_of_bits
 from biprop.data.recipe import Recipe
+from biprop.data.words import SALT_SEQUENCE
 
 __all__ = ["BINADES", "ELEMENTWISE", "iota", "make_elementwise"]
 

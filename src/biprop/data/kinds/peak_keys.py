@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from biprop.data.block import Block, slice_words
-from biprop.data.counter import SALT_SEQUENCE, hash_words, mix_, word
+from biprop.data.counter import mix_, word
 from biprop.data.recipe import Recipe
+from biprop.data.words import SALT_SEQUENCE, hash_words
 
 __all__ = ["peak_keys", "root_of"]
 

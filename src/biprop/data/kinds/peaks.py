@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from biprop.data.block import Block, slice_words
-from biprop.data.counter import SALT_SEQUENCE, mix_, salt_of_axis, word
+from biprop.data.counter import mix_, word
 from biprop.data.floats import float_of_bits
 from biprop.data.recipe import Recipe
+from biprop.data.words import SALT_SEQUENCE, salt_of_axis
 
 __all__ = ["kept_of", "peak_exponentials", "peak_squares", "peaks_of", "words_of_slices"]
 

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from biprop.data.block import Block, slice_words
-from biprop.data.counter import SALT_SEQUENCE, mix_, word
+from biprop.data.counter import mix_, word
 from biprop.data.floats import NumberFormat, float_of_bits, scaled
 from biprop.data.kinds.peaks import words_of_slices
 from biprop.data.recipe import Recipe
+from biprop.data.words import SALT_SEQUENCE
 
 __all__ = ["SIZE_MIN", "SquaresDesign", "squares_design", "ties_squares"]
 
