@@ -14,6 +14,24 @@ from biprop.execution.facts import Launched, launches_seen
 from biprop.launch_log import listening
 
 TARGET = GPUTarget("cuda", 90, 32)
+# Triton's language as it was before any test of this process ran. The interpreter replaces members
+# of it for a launch, and leaves those that a device function replaced once more: nothing compiles
+# after that, but for what the cache of an earlier run holds.
+LANGUAGE = {
+    part: dict(vars(part))
+    for part in (tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
+}
+
+
+@pytest.fixture(autouse=True)
+def _language(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile with the language as Triton brings it, whatever ran in this process before."""
+    for part, members in LANGUAGE.items():
+        for name in vars(part).keys() - members.keys():
+            monkeypatch.delattr(part, name)
+        for name, member in members.items():
+            if vars(part).get(name) is not member:
+                monkeypatch.setattr(part, name, member)
 
 
 # Triton reads annotations, and knows none of ours.
