@@ -23,7 +23,7 @@ from torch import Tensor
 
 from biprop.kernels import logp
 from biprop.kernels.deferred import triton_backend
-from biprop.kernels.tiles import halving_sum, row_count, tile_of_rows
+from biprop.kernels.tiles import elementwise_row_count, halving_sum, tile_of_rows
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
 
@@ -151,7 +151,7 @@ def _block_width(device: torch.device) -> int:
 
 def _tiles(logits_NV: Tensor, target_N: Tensor) -> Iterator[_Tile]:
     width = _block_width(logits_NV.device)
-    rows = row_count(logits_NV.device, width)
+    rows = elementwise_row_count(logits_NV.device, width)
     for start in range(0, len(logits_NV), rows):
         count = min(rows, len(logits_NV) - start)
         target_R1 = target_N.new_zeros((rows, 1))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from biprop.kernels.deferred import triton_backend
-from biprop.kernels.tiles import halving_sum, row_count, tile_of_rows
+from biprop.kernels.tiles import elementwise_row_count, halving_sum, tile_of_rows
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
 
@@ -58,7 +58,7 @@ def forward(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     token_count = len(logits)
     logp_T = torch.empty(token_count, dtype=torch.float32, device=logits.device)
     lse_T = torch.empty(token_count, dtype=torch.float32, device=logits.device)
-    rows = row_count(logits.device, logits.shape[1])
+    rows = elementwise_row_count(logits.device, logits.shape[1])
     for start in range(0, token_count, rows):
         tile_RV = _tile_of_logits(logits, start, rows)
         target_R = _tile_of_targets(target, start, rows)
@@ -84,7 +84,7 @@ def backward(dlogp: Tensor, logits: Tensor, target: Tensor, lse: Tensor) -> Tens
     token_count, vocabulary = logits.shape
     dlogits = torch.empty((token_count, vocabulary), dtype=logits.dtype, device=logits.device)
     dlogp_T1, lse_T1 = dlogp.reshape(-1, 1), lse.reshape(-1, 1)
-    rows = row_count(logits.device, logits.shape[1])
+    rows = elementwise_row_count(logits.device, logits.shape[1])
     for start in range(0, token_count, rows):
         gradient_RV = tile_gradient(
             _tile_of_logits(logits, start, rows),

@@ -21,8 +21,8 @@ from biprop.kernels.tiles import (
     TokenBlock,
     block_groups,
     blocks_of_rows,
+    elementwise_row_count,
     halving_sum,
-    row_count,
     tile_of_rows,
     token_blocks,
 )
@@ -32,8 +32,6 @@ from biprop.signature import parse_backward, parse_restrictions, parse_signature
 __all__ = ["EPS", "OPERATOR", "backward", "forward", "reference"]
 
 EPS = 1e-6
-# Elements of a tile at least: heads are narrow and many, and each tile costs the same calls.
-ELEMENTS_MIN = 1 << 14
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -135,7 +133,7 @@ def _normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     x_RD, weight_D = x.reshape(-1, width), weight.float()
     y_RD = torch.empty(x_RD.shape, dtype=x.dtype, device=x.device)
     rstd_R = torch.empty(len(x_RD), dtype=torch.float32, device=x.device)
-    rows = max(row_count(x.device, width), ELEMENTS_MIN // width)
+    rows = elementwise_row_count(x.device, width)
     for start in range(0, len(x_RD), rows):
         tile_RD = tile_of_rows(x_RD, start, rows=rows, width=width)
         # Not rsqrt: a root and a division are exact to half an ulp in every place of a loop.
@@ -154,7 +152,7 @@ def _differentiated(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Tens
     x_RD, dy_RD, rstd_R1 = x.reshape(-1, width), dy.reshape(-1, width), rstd.reshape(-1, 1)
     weight_D = weight.float()
     dx_RD = torch.empty(x_RD.shape, dtype=x.dtype, device=x.device)
-    rows = max(row_count(x.device, width), ELEMENTS_MIN // width)
+    rows = elementwise_row_count(x.device, width)
     for start in range(0, len(x_RD), rows):
         tile_rstd_R1 = tile_of_rows(rstd_R1, start, rows=rows, width=1)
         xhat_RD = tile_of_rows(x_RD, start, rows=rows, width=width) * tile_rstd_R1

@@ -17,8 +17,8 @@ from biprop.kernels.tiles import (
     TokenBlock,
     block_groups,
     blocks_of_rows,
+    elementwise_row_count,
     halving_sum,
-    row_count,
     tile_of_rows,
     token_blocks,
 )
@@ -66,7 +66,7 @@ def forward(x: Tensor, weight: Tensor, *, eps: float = EPS) -> tuple[Tensor, Ten
     weight_H = weight.float()
     y_TH = torch.empty(x_TH.shape, dtype=x.dtype, device=x.device)
     rstd_T = torch.empty(len(x_TH), dtype=torch.float32, device=x.device)
-    rows = row_count(x.device, width)
+    rows = elementwise_row_count(x.device, width)
     for start in range(0, len(x_TH), rows):
         tile_RH = tile_of_rows(x_TH, start, rows=rows, width=width)
         # A square root and a division are exact to half an ulp everywhere; rsqrt differs between
@@ -111,7 +111,7 @@ def backward(
     x_TH, dy_TH, rstd_T1 = x.reshape(-1, width), dy.reshape(-1, width), rstd.reshape(-1, 1)
     weight_H = weight.float()
     dx_TH = torch.empty(x_TH.shape, dtype=x.dtype, device=x.device)
-    rows = row_count(x.device, width)
+    rows = elementwise_row_count(x.device, width)
     for start in range(0, len(x_TH), rows):
         rstd_R1 = tile_of_rows(rstd_T1, start, rows=rows, width=1)
         xhat_RH = tile_of_rows(x_TH, start, rows=rows, width=width) * rstd_R1

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from biprop.kernels.deferred import triton_backend
-from biprop.kernels.tiles import padded, row_count
+from biprop.kernels.tiles import elementwise_row_count, padded
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
 
@@ -91,7 +91,7 @@ def _rotated(x: Tensor, position: Tensor, *, theta: float, direction: float) -> 
     half = width // 2
     x_TND, position_T = x.reshape(-1, heads, width), position.reshape(-1)
     y_TND = torch.empty(x_TND.shape, dtype=x.dtype, device=x.device)
-    rows = row_count(x.device, heads * padded(width))
+    rows = elementwise_row_count(x.device, heads * padded(width))
     pair_F = torch.arange(padded(half), dtype=torch.float64, device=x.device)
     frequency_F = torch.pow(theta, pair_F / -half)
     for start in range(0, len(x_TND), rows):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from biprop.kernels.deferred import triton_backend
-from biprop.kernels.tiles import padded, row_count, tile_of_rows
+from biprop.kernels.tiles import elementwise_row_count, padded, tile_of_rows
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
 
@@ -43,7 +43,7 @@ def forward(x: Tensor) -> Tensor:
         `y` of the shape and dtype of `x`.
     """
     y_TI = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows, width = row_count(x.device, x.shape[1]), padded(x.shape[1])
+    rows, width = elementwise_row_count(x.device, x.shape[1]), padded(x.shape[1])
     for start in range(0, len(x), rows):
         y_RI = gated(tile_of_rows(x, start, rows=rows, width=width)).to(x.dtype)
         stop = min(start + rows, len(x))
@@ -62,7 +62,7 @@ def backward(dy: Tensor, x: Tensor) -> Tensor:
         `dx`, of the shape and dtype of `x`.
     """
     dx_TI = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows, width = row_count(x.device, x.shape[1]), padded(x.shape[1])
+    rows, width = elementwise_row_count(x.device, x.shape[1]), padded(x.shape[1])
     for start in range(0, len(x), rows):
         slope_RI = gated_slope(tile_of_rows(x, start, rows=rows, width=width))
         dx_RI = (tile_of_rows(dy, start, rows=rows, width=width) * slope_RI).to(x.dtype)

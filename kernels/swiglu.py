@@ -13,7 +13,7 @@ from torch import Tensor
 
 from biprop.kernels.deferred import triton_backend
 from biprop.kernels.silu import gated, gated_slope
-from biprop.kernels.tiles import padded, row_count, tile_of_rows
+from biprop.kernels.tiles import elementwise_row_count, padded, tile_of_rows
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
 from biprop.signature import parse_backward, parse_restrictions, parse_signature
 
@@ -46,7 +46,7 @@ def forward(gate: Tensor, up: Tensor) -> Tensor:
         `y` of the shape and dtype of `gate`.
     """
     y_TI = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    rows, width = row_count(gate.device, gate.shape[1]), padded(gate.shape[1])
+    rows, width = elementwise_row_count(gate.device, gate.shape[1]), padded(gate.shape[1])
     for start in range(0, len(gate), rows):
         gated_RI = gated(tile_of_rows(gate, start, rows=rows, width=width))
         y_RI = (gated_RI * tile_of_rows(up, start, rows=rows, width=width)).to(gate.dtype)
@@ -69,7 +69,7 @@ def backward(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     dgate_TI = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     dup_TI = torch.empty(up.shape, dtype=up.dtype, device=up.device)
     features = gate.shape[1]
-    rows, width = row_count(gate.device, features), padded(features)
+    rows, width = elementwise_row_count(gate.device, features), padded(features)
     for start in range(0, len(gate), rows):
         gate_RI = tile_of_rows(gate, start, rows=rows, width=width)
         dy_RI = tile_of_rows(dy, start, rows=rows, width=width)

@@ -26,6 +26,7 @@ __all__ = [
     "TokenBlock",
     "block_groups",
     "blocks_of_rows",
+    "elementwise_row_count",
     "halving_sum",
     "padded",
     "panel_across",
@@ -48,6 +49,8 @@ BLOCK_COUNT = 16
 # Elements of a tile on a GPU, and of the blocks that are summed at once.
 _ELEMENTS_MAX = 1 << 22
 _ROW_COUNT_MAX = 1 << 13
+# Of an elementwise tile on a CPU, where a call costs as much as some thousand elements do.
+_ELEMENTS_CPU_MAX = 1 << 13
 
 
 @attrs.frozen(kw_only=True)
@@ -66,10 +69,22 @@ class TokenBlock:
 
 
 def row_count(device: torch.device, width: int) -> int:
-    """Return the rows of a tile on a device, given the widest free dimension."""
+    """Return the rows of a tile that is multiplied, given the widest free dimension."""
     if device.type == "cpu":
         return ROW_COUNT
     return max(ROW_COUNT, min(_ROW_COUNT_MAX, _ELEMENTS_MAX // width))
+
+
+def elementwise_row_count(device: torch.device, width: int) -> int:
+    """Return the rows of a tile that no product meets, given its width.
+
+    On a CPU a power of two: a number of each row (a root, a logarithm) then lies wholly in the
+    vector body of a loop, or wholly in its tail. So few elements are never shared by threads.
+    """
+    if device.type != "cpu":
+        return row_count(device, width)
+    rows = max(ROW_COUNT, _ELEMENTS_CPU_MAX // width)
+    return 1 << (rows.bit_length() - 1)
 
 
 def tile_of_rows(

@@ -339,7 +339,7 @@ class TestLaunches:
         data = given((6, 3, 19), dtype=torch.float32, count=112, draw=wide)
         layout = in_order([70, 1, 0, 41], starts=[3, 0, 5, 16])
         small = run("torch", data, layout)
-        monkeypatch.setattr(qk_norm, "ELEMENTS_MIN", 19 * 16)
+        monkeypatch.setattr(tiles, "_ELEMENTS_CPU_MAX", 19 * 16)
         monkeypatch.setattr(tiles, "_ELEMENTS_MAX", 3 * tiles.BLOCK_COUNT * 6 * 19)
         for left, right in zip(small, run("torch", data, layout), strict=True):
             assert all(all_same(one, other) for one, other in zip(left, right, strict=True))
