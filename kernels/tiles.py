@@ -149,12 +149,16 @@ def blocks_of_rows(
     shape = (len(blocks) * BLOCK_COUNT, width)
     tile = torch.zeros(shape, dtype=torch.float32, device=values_ND.device)
     rows_ND = values_ND.index_select(0, slots[blocks[0].start : blocks[-1].stop])
-    places = torch.cat(
+    # One list, and no tensor a block: there are many small ones.
+    places = torch.tensor(
         [
-            torch.arange(block.stop - block.start) + (index * BLOCK_COUNT + block.place)
+            index * BLOCK_COUNT + place
             for index, block in enumerate(blocks)
-        ]
-    ).to(values_ND.device)
+            for place in range(block.place, block.place + block.stop - block.start)
+        ],
+        dtype=torch.int64,
+        device=values_ND.device,
+    )
     tile[:, : rows_ND.shape[1]].index_copy_(0, places, rows_ND.float())
     return tile.view(len(blocks), BLOCK_COUNT, width)
 
