@@ -78,7 +78,9 @@ class Profile:
 
 PROFILES: dict[ProfileName, Profile] = {
     "dev": Profile(name="dev", examples=60, examples_interpreted=8),
-    "pr": Profile(name="pr", examples=100, examples_interpreted=8, derandomized=True),
+    "pr": Profile(
+        name="pr", examples=60, examples_interpreted=8, examples_against=10, derandomized=True
+    ),
     "nightly": Profile(
         name="nightly",
         examples=5000,
