@@ -1,7 +1,7 @@
 """The kernels that biprop tests, each with its declaration; what is not listed here is not run.
 
-Nothing registers itself: `biprop.registry` reads `OPERATORS` and passes it down. How a kernel is
-judged is none of this folder's business (`biprop.judgment`).
+Nothing registers itself: `biprop.registry` reads `OPERATORS` and `CACHES`, and passes them down.
+How a kernel is judged is none of this folder's business (`biprop.judgment`).
 """
 
 if __name__ != "biprop.kernels":
@@ -20,15 +20,17 @@ from biprop.kernels.lm_head import OPERATOR as LM_HEAD
 from biprop.kernels.logp import OPERATOR as LOGP
 from biprop.kernels.native_linear import OPERATOR as NATIVE_LINEAR
 from biprop.kernels.native_sdpa import OPERATOR as NATIVE_SDPA
+from biprop.kernels.paged import OPERATOR as PAGED
 from biprop.kernels.qk_norm import OPERATOR as QK_NORM
 from biprop.kernels.ratio_kl import OPERATOR as RATIO_KL
 from biprop.kernels.rms_norm import OPERATOR as RMS_NORM
 from biprop.kernels.rope import OPERATOR as ROPE
 from biprop.kernels.silu import OPERATOR as SILU
 from biprop.kernels.swiglu import OPERATOR as SWIGLU
+from biprop.kvcache.protocol import CacheOperator
 from biprop.operators import Operator
 
-__all__ = ["OPERATORS"]
+__all__ = ["CACHES", "OPERATORS"]
 
 OPERATORS: tuple[Operator, ...] = (
     EMBEDDING,
@@ -48,3 +50,5 @@ OPERATORS: tuple[Operator, ...] = (
     NATIVE_LINEAR,
     NATIVE_SDPA,
 )
+
+CACHES: tuple[CacheOperator, ...] = (PAGED,)

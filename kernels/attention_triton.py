@@ -16,11 +16,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from biprop.kernels.attention_tile import attend_tile, ends_of, rows_of
 from biprop.kernels.interpreting import block_width, interpreted, launch
 from biprop.kernels.narrowing import narrow
 from biprop.kernels.products import add_product, product
 
-__all__ = ["backward_packed", "backward_padded", "forward_packed", "forward_padded"]
+__all__ = [
+    "OPTIONS",
+    "backward_packed",
+    "backward_padded",
+    "forward_packed",
+    "forward_padded",
+    "tile_sizes",
+]
 
 WIDTH_MIN, WIDTH_MAX = 16, 256
 # Rows of a tile and contexts of a block, by padded D. In float32 no tensor core multiplies: larger
@@ -139,7 +147,8 @@ def _runs(query_mask: Tensor, context_mask: Tensor) -> _Ends:
 
 def _forward(ends: _Ends, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     _, slots, heads, width = q.shape
-    constants, group = _constants(q, k), heads // k.shape[2]
+    group = heads // k.shape[2]
+    constants = tile_sizes(q.dtype, width, group=group)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     launch(
@@ -167,7 +176,8 @@ def _backward(
     lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _, slots, heads, width = q.shape
-    constants, group = _constants(q, k), heads // k.shape[2]
+    group = heads // k.shape[2]
+    constants = tile_sizes(q.dtype, width, group=group)
     delta = torch.empty(lse.shape, dtype=torch.float32, device=q.device)
     dq, dk, dv = (
         torch.empty(side.shape, dtype=side.dtype, device=side.device) for side in (q, k, v)
@@ -197,13 +207,18 @@ def _backward(
     return dq, dk, dv
 
 
-def _constants(q: Tensor, k: Tensor) -> dict[str, int]:
-    width = block_width(q.shape[3], least=WIDTH_MIN, most=WIDTH_MAX)
-    sizes = SIZES_WIDE if q.dtype == torch.float32 else SIZES_NARROW
-    rows, contexts = sizes[width]
-    group = q.shape[2] // k.shape[2]
+def tile_sizes(dtype: torch.dtype, width: int, *, group: int) -> dict[str, int]:
+    """Return rows and features of a tile, and contexts of a block, by what a batch cannot change.
+
+    Args:
+        dtype: Of the queries.
+        width: D.
+        group: Heads of queries that share a head of contexts.
+    """
+    features = block_width(width, least=WIDTH_MIN, most=WIDTH_MAX)
+    rows, contexts = (SIZES_WIDE if dtype == torch.float32 else SIZES_NARROW)[features]
     rows = block_width(group, least=rows, most=HEADS_MAX)
-    return {"M": rows, "N": contexts, "D": width}
+    return {"M": rows, "N": contexts, "D": features}
 
 
 def _grid(ends: _Ends, side: Tensor, k: Tensor, size: int) -> tuple[int, ...]:
@@ -260,36 +275,6 @@ def run_of(mask_R, live_R, slot_count, mask_slot, R: tl.constexpr, W: tl.constex
     return last_R - tl.sum(count_RW, axis=1), last_R
 
 
-@triton.jit
-def ends_of(first, last, at, slot_count, PADDED: tl.constexpr):
-    """Return the ends of a program's sequence, its row, and the ends of the slots it answers for.
-
-    These are the slots of its row, or of its segment; the last segment has all that follow. What no
-    sequence owns is thus written too, and with zeros, as it has no key.
-    """
-    sequence = tl.program_id(0).to(tl.int64)
-    head = tl.load(first + sequence * at).to(tl.int64)
-    tail = tl.load(last + sequence * at).to(tl.int64)
-    if PADDED:
-        return head, tail, sequence, head * 0, head * 0 + slot_count
-    upper = tl.where(sequence == tl.num_programs(0) - 1, slot_count, tail)
-    return head, tail, sequence * 0, head, upper
-
-
-@triton.jit
-def rows_of(start, shift, head, tail, lower, upper, group, P, M: tl.constexpr):
-    """Return position, slot and head of a tile's rows, which of them live, and which it writes."""
-    row_M = tl.arange(0, M)
-    place_M = row_M // group
-    position_M = start + place_M
-    slot_M = position_M - shift
-    # Where the heads of a group do not fill the rows, the last ones have no query.
-    live_M = (slot_M >= head) & (slot_M < tail) & (place_M < P)
-    written_M = (slot_M >= lower) & (slot_M < upper) & (place_M < P)
-    head_M = tl.program_id(2).to(tl.int64) * group + row_M % group
-    return position_M, slot_M, head_M, live_M, written_M
-
-
 @triton.jit(
     do_not_specialize=(
         "query_slots", "group", "width", "queries_at", "contexts_at",
@@ -308,7 +293,7 @@ def attention_tile(
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
     PADDED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Attend from P positions of one sequence, N contexts at a time from position 0."""
+    """Attend from P positions of one sequence."""
     # Not told to the compiler, which would make a kernel for every grouping of heads.
     P = M // group
     head, tail, row, lower, upper = ends_of(
@@ -323,61 +308,14 @@ def attention_tile(
     start = (first_tile + tl.program_id(1)) * P
     if start - shift >= upper:
         return
-    position_M, slot_M, head_M, live_M, written_M = rows_of(
-        start, shift, head, tail, lower, upper, group, P, M
-    )
-    feature_D = tl.arange(0, D).to(tl.int64)
-    first_N = tl.arange(0, N).to(tl.int64)
-    live_D = feature_D < width
-    q_MD = tl.load(
-        (q + row * q_row + slot_M * q_slot + head_M * q_head)[:, None]
-        + (feature_D * q_feature)[None, :],
-        mask=live_M[:, None] & live_D[None, :], other=0.0,
+    attend_tile(
+        q + row * q_row, k + row * k_row + origin * k_slot, v + row * v_row + origin * v_slot,
+        out, lse, query_first,
+        scale, row * query_slots, group, width, start, shift, head, tail, lower, upper,
+        context_count, q_slot, q_head, q_feature, k_slot, k_head, k_feature,
+        v_slot, v_head, v_feature, 0, 0, 0,
+        M, N, D, PAGED=False, WIDEN=WIDEN,
     )  # fmt: skip
-    if WIDEN:
-        q_MD = q_MD.to(tl.float32)
-    shared = tl.program_id(2).to(tl.int64)
-    k_D = k + row * k_row + origin * k_slot + shared * k_head + feature_D * k_feature
-    v_D = v + row * v_row + origin * v_slot + shared * v_head + feature_D * v_feature
-    largest_M = tl.full((M,), float("-inf"), dtype=tl.float32)
-    total_M = tl.full((M,), 0.0, dtype=tl.float32)
-    out_MD = tl.full((M, D), 0.0, dtype=tl.float32)
-    # The same blocks wherever the sequence ends, and none for a tile without a query.
-    stop = tl.where((start < context_count) & (start + P > head + shift), start + P, 0)
-    for first in range(0, stop, N):
-        key_N = first_N + first
-        live_ND = (key_N < context_count)[:, None] & live_D[None, :]
-        k_ND = tl.load(k_D[None, :] + (key_N * k_slot)[:, None], mask=live_ND, other=0.0)
-        v_ND = tl.load(v_D[None, :] + (key_N * v_slot)[:, None], mask=live_ND, other=0.0)
-        if WIDEN:
-            k_ND = k_ND.to(tl.float32)
-            v_ND = v_ND.to(tl.float32)
-        scores_MN = product(q_MD, tl.trans(k_ND), WIDEN) * scale
-        seen_MN = live_M[:, None] & (key_N[None, :] <= position_M[:, None])
-        scores_MN = tl.where(seen_MN, scores_MN, float("-inf"))
-        after_M = tl.maximum(largest_M, tl.max(scores_MN, axis=1))
-        # Rows that saw nothing yet keep their zeros: -Inf less -Inf would be NaN.
-        shift_M = tl.where(after_M == float("-inf"), 0.0, after_M)
-        rescale_M = tl.exp(largest_M - shift_M)
-        weights_MN = tl.exp(scores_MN - shift_M[:, None])
-        total_M = total_M * rescale_M + tl.sum(weights_MN, axis=1)
-        out_MD = out_MD * rescale_M[:, None]
-        if not WIDEN:
-            weights_MN = weights_MN.to(v_ND.dtype)
-        out_MD = add_product(weights_MN, v_ND, out_MD, WIDEN)
-        largest_M = after_M
-    has_key_M = total_M != 0.0
-    divisor_M = tl.where(has_key_M, total_M, 1.0)
-    # A block that fills up may turn -0 into +0, where another launch has no such block.
-    out_MD = out_MD / divisor_M[:, None] + 0.0
-    lse_M = tl.where(has_key_M, largest_M + tl.log(divisor_M), float("-inf"))
-    index_M = (row * query_slots + slot_M) * (tl.num_programs(2) * group) + head_M
-    tl.store(lse + index_M, lse_M, mask=written_M)
-    tl.store(
-        out + (index_M * width)[:, None] + feature_D[None, :],
-        narrow(out_MD, out.dtype.element_ty, WIDEN),
-        mask=written_M[:, None] & live_D[None, :],
-    )
 
 
 @triton.jit(
