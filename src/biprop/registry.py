@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
 from biprop.errors import TargetError
-from biprop.kernels import OPERATORS
+from biprop.kernels import CACHES, OPERATORS
+from biprop.kvcache.protocol import CacheOperator
 from biprop.operators import Operator, Registry
 
-__all__ = ["ENTRY_POINT_GROUP", "build_registry"]
+__all__ = ["ENTRY_POINT_GROUP", "build_registry", "find_cache"]
 
 ENTRY_POINT_GROUP = "biprop.operators"
 
@@ -28,6 +29,19 @@ def build_registry() -> Registry:
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
         operators.extend(_load(point))
     return Registry(operators=tuple(operators))
+
+
+def find_cache(name: str) -> CacheOperator:
+    """Return the registered cache of a name.
+
+    Raises:
+        TargetError: There is none; the sentence lists what there is.
+    """
+    for cache in CACHES:
+        if cache.name == name:
+            return cache
+    known = ", ".join(cache.name for cache in CACHES)
+    raise TargetError(f"No cache {name!r} is registered: there are {known or 'none'}.")
 
 
 def _load(point: EntryPoint) -> tuple[Operator, ...]:

@@ -88,14 +88,14 @@ def _serve(lines: Lines, vitals: VitalsWriter, *, device: str, threads: int) -> 
     import torch  # noqa: PLC0415
 
     from biprop.execution.device import on_device  # noqa: PLC0415
-    from biprop.registry import build_registry  # noqa: PLC0415
+    from biprop.registry import build_registry, find_cache  # noqa: PLC0415
     from biprop.supervision.resolve import check_device  # noqa: PLC0415
     from biprop.supervision.serve import serve  # noqa: PLC0415
 
     torch.set_num_threads(threads)
     check_device(device)
     with on_device(device):
-        serve(build_registry(), lines=lines, vitals=vitals, device=device)
+        serve(build_registry(), find_cache=find_cache, lines=lines, vitals=vitals, device=device)
 
 
 def _set_environment(device: str, threads: int) -> None:

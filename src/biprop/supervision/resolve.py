@@ -5,6 +5,7 @@ whether it may run must be settled before (`biprop.fixtures.load`).
 """
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -33,13 +34,13 @@ from biprop.loading import (
     operator_spec,
     source_constants,
 )
-from biprop.operators import Kernel, KernelFunction, KernelReference, Registry
+from biprop.operators import Kernel, KernelReference, Registry
 from biprop.provenance import collect
 from biprop.relations.messages import message_of
 from biprop.signature import parse_signature
 from biprop.supervision.records import Description
 
-__all__ = ["check_device", "describe", "reference_of", "resolve", "run_simplest"]
+__all__ = ["check_device", "describe", "file_of", "reference_of", "resolve", "run_simplest"]
 
 _AS_BY_DEFAULT = Execution()
 
@@ -95,7 +96,7 @@ def describe(kernel: Kernel, *, device: str, actual_backend: str = "") -> Descri
         provenance=collect(
             device,
             threads=torch.get_num_threads(),
-            target_file=_file_of(kernel.function),
+            target_file=file_of(kernel.function),
             actual_backend=actual_backend,
         ),
         op_class=kernel.op_class,
@@ -225,7 +226,8 @@ def _spec(reference: KernelReference, written: object) -> OperatorSpec:
     )
 
 
-def _file_of(function: KernelFunction) -> Path | None:
+def file_of(function: Callable[..., object]) -> Path | None:
+    """Return the file that a callable is written in; None where there is none."""
     found: object = function
     while isinstance(found, partial):
         found = found.func

@@ -22,6 +22,7 @@ from biprop.operators import CallValue, Kernel, KernelFunction, KernelReference,
 from biprop.relations import JudgeOptions, cause_of
 from biprop.relations.judging import judge_case
 from biprop.relations.messages import TargetExitError, message_of
+from biprop.supervision.caches import Caches, FindCache
 from biprop.supervision.child import EXIT_DEVICE_LOST, EXIT_PIPES_LOST
 from biprop.supervision.messages import CONVERTER, decode, encode, error_to_data
 from biprop.supervision.pipes import Lines, LinesEndError
@@ -31,20 +32,31 @@ from biprop.supervision.vitals import VitalsWriter
 __all__ = ["serve"]
 
 
-def serve(registry: Registry, *, lines: Lines, vitals: VitalsWriter, device: str) -> None:
+def serve(
+    registry: Registry,
+    *,
+    find_cache: FindCache,
+    lines: Lines,
+    vitals: VitalsWriter,
+    device: str,
+) -> None:
     """Answer messages until one says to end; does not return.
 
     Args:
         registry: Operators that a reference may name.
+        find_cache: Returns the registered cache of a name.
         lines: Conversation with the supervisor.
         vitals: Where stages are marked.
         device: Where kernels run.
     """
     session = _Session(registry, vitals=vitals, device=device)
+    caches = Caches(registry, find_cache, vitals=vitals, device=device)
     answers: dict[str, Callable[[dict[str, Json]], dict[str, Json]]] = {
         "open": session.open,
         "judge": session.judge,
         "nonzeros": session.nonzeros,
+        "open cache": caches.open,
+        "program": caches.judge,
     }
     try:
         lines.send(encode({"ready": os.getpid()}))
@@ -58,7 +70,7 @@ def serve(registry: Registry, *, lines: Lines, vitals: VitalsWriter, device: str
             # Idle: if the process ends now, the next case has no part in it.
             vitals.mark("")
             lines.send(answer)
-            if session.device_is_lost:
+            if session.device_is_lost or caches.device_is_lost:
                 _leave(EXIT_DEVICE_LOST)
     except LinesEndError:
         # The supervisor is gone, or the target has closed descriptors that are not its own.

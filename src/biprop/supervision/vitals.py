@@ -18,7 +18,17 @@ import attrs
 
 __all__ = ["STAGES", "Progress", "Vitals", "VitalsWriter", "ask_for_place"]
 
-STAGES = ("", "prepare", "canonical", "transformed", "power", "open", "reference", "parity")
+STAGES = (
+    "",
+    "prepare",
+    "canonical",
+    "transformed",
+    "power",
+    "open",
+    "reference",
+    "parity",
+    "program",
+)
 
 _BLOCK = struct.Struct("<QQQ")
 _PLACE = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
