@@ -15,7 +15,7 @@ from biprop.errors import CaseError
 from biprop.execution import prepare, run_canonical
 from biprop.execution.switches import switched
 from biprop.fixtures.records import Fixture, fixture_to_data
-from biprop.fixtures.replay import _differences, _here
+from biprop.fixtures.replay import _here, differences_between
 from biprop.judgment import Outcome, Verdict
 from biprop.provenance import environment
 from biprop.reports.words import case_in_words
@@ -155,7 +155,7 @@ class TestCompared:
         here = _here(fixture.provenance, fixture, Outcome(verdict=Verdict.HOLDS))
 
         assert here.switches == "tf32"
-        assert _differences(then, here, ("switches", "environment")) == (
+        assert differences_between(then, here, ("switches", "environment")) == (
             "environment was NVIDIA_TF32_OVERRIDE=0, is as by default",
         )
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import click
 
+from biprop.cli.cache import cache
 from biprop.cli.check import check
 from biprop.cli.keep import keep
 from biprop.cli.matrix import matrix
@@ -40,7 +41,7 @@ def app() -> None:
     """  # noqa: D301  # \b keeps the lines as they are
 
 
-for _command in (check, matrix, show, replay, keep):
+for _command in (check, cache, matrix, show, replay, keep):
     app.add_command(_command)
 
 

@@ -5,7 +5,9 @@ What may run, and what becomes of it, is decided by `biprop.fixtures`.
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 import attrs
 import click
@@ -15,14 +17,19 @@ from biprop.cli.options import json_option, parse_device, store_option, timeout_
 from biprop.cli.output import complain, emit
 from biprop.cli.session import stores
 from biprop.errors import FixtureError
-from biprop.fixtures.load import fixtures_in, read_fixture, read_text
+from biprop.fixtures.load import read_text
+from biprop.fixtures.program_replay import ProgramReplayed, replay_program
+from biprop.fixtures.programs import AnyFixture, ProgramFixture, any_fixtures_in, read_any
 from biprop.fixtures.records import Fixture
 from biprop.fixtures.replay import BISECT_SKIP, Replayed
 from biprop.fixtures.replay import replay as replay_fixture
 from biprop.fixtures.store import locate
 from biprop.judgment import outcome_to_data
+from biprop.kvcache.converting import program_outcome_to_data
+from biprop.reports.programs import render_program_replay
 from biprop.reports.text import render_replay
 from biprop.supervision import SupervisedJudge
+from biprop.supervision.programs import SupervisedPrograms
 
 __all__ = ["replay"]
 
@@ -59,10 +66,10 @@ def replay(  # noqa: PLR0917  # one parameter an option
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Judge the case of a fixture again, here and now.
+    """Judge the case or the program of a fixture again, here and now.
 
     Takes a fixture file or a saved issue text, the beginning of an id in the store, or - for either
-    on standard input. Only registered operators run without --allow-target: a fixture from a
+    on standard input. Only what is registered runs without --allow-target: a fixture from a
     stranger must not import what you did not choose.
 
     \b
@@ -75,17 +82,6 @@ def replay(  # noqa: PLR0917  # one parameter an option
     """  # noqa: D301  # \b keeps the lines as they are
     wanted = None if device is None else parse_device(device)
 
-    def open_judge(fixture: Fixture) -> SupervisedJudge:
-        return SupervisedJudge(
-            reference=fixture.reference,
-            # Which of several devices it was says nothing here.
-            device=wanted or fixture.provenance.device.partition(":")[0] or "cpu",
-            timeout=timeout,
-            dtype=fixture.dtype,
-            direction=fixture.direction,
-            execution=fixture.case.execution,
-        )
-
     try:
         fixtures = _fixtures(source, store)
     except FixtureError as error:
@@ -93,25 +89,59 @@ def replay(  # noqa: PLR0917  # one parameter an option
             raise
         complain(str(error))
         return BISECT_SKIP
+    how = _How(allow_targets=allow_targets, verify=verify, bisect=bisect)
     results = [
-        replay_fixture(
-            fixture, open_judge, allow_targets=allow_targets, verify=verify, bisect=bisect
-        )
+        replay_program(fixture, partial(_open_programs, device=wanted, timeout=timeout), **how)
+        if isinstance(fixture, ProgramFixture)
+        else replay_fixture(fixture, partial(_open_judge, device=wanted, timeout=timeout), **how)
         for fixture in fixtures
     ]
     _print(results, as_json=as_json)
     return next(code for code in _ORDER if any(result.exit_code == code for result in results))
 
 
-def _fixtures(source: str, store: Path | None) -> tuple[Fixture, ...]:
+class _How(TypedDict):
+    allow_targets: tuple[str, ...]
+    verify: bool
+    bisect: bool
+
+
+def _open_judge(fixture: Fixture, *, device: str | None, timeout: float) -> SupervisedJudge:
+    return SupervisedJudge(
+        reference=fixture.reference,
+        device=device or _device_of(fixture),
+        timeout=timeout,
+        dtype=fixture.dtype,
+        direction=fixture.direction,
+        execution=fixture.case.execution,
+    )
+
+
+def _open_programs(
+    fixture: ProgramFixture, *, device: str | None, timeout: float
+) -> SupervisedPrograms:
+    return SupervisedPrograms(
+        fixture.reference,
+        device=device or _device_of(fixture),
+        timeout=timeout,
+        is_deterministic=fixture.program.execution.deterministic_algorithms,
+    )
+
+
+def _device_of(fixture: AnyFixture) -> str:
+    # Which of several devices it was says nothing here.
+    return fixture.provenance.device.partition(":")[0] or "cpu"
+
+
+def _fixtures(source: str, store: Path | None) -> tuple[AnyFixture, ...]:
     if source == "-":
-        return fixtures_in(read_text(sys.stdin))
+        return any_fixtures_in(read_text(sys.stdin))
     path = locate(source, stores(store))
     # A file may be a saved issue text.
-    return (read_fixture(path),) if path.suffix == ".json" else fixtures_in(read_text(path))
+    return (read_any(path),) if path.suffix == ".json" else any_fixtures_in(read_text(path))
 
 
-def _print(results: list[Replayed], *, as_json: bool) -> None:
+def _print(results: list[Replayed | ProgramReplayed], *, as_json: bool) -> None:
     if as_json:
         data = [_object(result) for result in results]
         emit(json.dumps(data[0] if len(data) == 1 else {"replays": data}, indent=2) + "\n")
@@ -119,13 +149,20 @@ def _print(results: list[Replayed], *, as_json: bool) -> None:
     for result in results:
         if result.status == "ERROR":
             complain(result.message)
+        elif isinstance(result, ProgramReplayed):
+            emit(render_program_replay(result))
         else:
             emit(render_replay(result))
 
 
-def _object(result: Replayed) -> dict[str, Json]:
+def _object(result: Replayed | ProgramReplayed) -> dict[str, Json]:
     """Return what became of one finding as JSON."""
-    outcome = None if result.outcome is None else outcome_to_data(result.outcome)
+    outcome = None
+    if isinstance(result, ProgramReplayed):
+        if result.outcome is not None:
+            outcome = program_outcome_to_data(result.outcome)
+    elif result.outcome is not None:
+        outcome = outcome_to_data(result.outcome)
     return {
         "fixture_id": result.fixture.id,
         "status": result.status,

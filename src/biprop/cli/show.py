@@ -8,9 +8,10 @@ from biprop.cli.options import store_option
 from biprop.cli.output import emit
 from biprop.cli.session import stores
 from biprop.errors import UsageError
-from biprop.fixtures.load import read_fixture
+from biprop.fixtures.programs import AnyFixture, ProgramFixture, read_any
 from biprop.fixtures.store import locate
 from biprop.reports.issue import render_issue
+from biprop.reports.programs import render_program_fixture, render_program_issue
 from biprop.reports.text import render_fixture
 
 __all__ = ["show"]
@@ -32,13 +33,29 @@ def show(source: str, issue: bool, script: bool, store: Path | None) -> None:
     if issue and script:
         raise UsageError("--issue and --script print two different things: give one of them.")
     path = locate(source, stores(store))
-    fixture = read_fixture(path)
+    fixture = read_any(path)
     if issue:
-        emit(render_issue(fixture))
+        emit(_issue(fixture))
     elif script:
-        # The script is written from expanded values, so this alone needs torch.
-        from biprop.reports.script import render_script
-
-        emit(render_script(fixture))
+        emit(_script(fixture))
+    elif isinstance(fixture, ProgramFixture):
+        emit(render_program_fixture(fixture, path=str(path)))
     else:
         emit(render_fixture(fixture, path=str(path)))
+
+
+def _issue(fixture: AnyFixture) -> str:
+    if isinstance(fixture, ProgramFixture):
+        return render_program_issue(fixture)
+    return render_issue(fixture)
+
+
+def _script(fixture: AnyFixture) -> str:
+    # Scripts are written from expanded values, so these alone need torch.
+    if isinstance(fixture, ProgramFixture):
+        from biprop.reports.program_script import render_program_script
+
+        return render_program_script(fixture)
+    from biprop.reports.script import render_script
+
+    return render_script(fixture)

@@ -1,10 +1,11 @@
 """The pytest plugin: one item a cell and a committed fixture, and a drift summary at the end.
 
 Loaded wherever biprop is installed, so it imports nothing slow and does nothing before a test asks
-for `biprop_item` (tests/props). Cells are listed by `cells`, run by `running`, told by `summary`.
+for `biprop_item` or `biprop_cache` (tests/props). Cells are listed by `cells`, caches by `caches`;
+both are run by `running` and told by `summary`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,10 +19,12 @@ __all__ = [
     "pytest_configure",
     "pytest_configure_node",
     "pytest_generate_tests",
+    "pytest_pycollect_makeitem",
     "pytest_xdist_auto_num_workers",
 ]
 
 _ITEM = "biprop_item"
+_CACHE = "biprop_cache"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--biprop-operators",
         metavar="NAME,NAME",
         default="",
-        help="only cells and fixtures of these operators",
+        help="only items of these operators and caches",
     )
     group.addoption(
         "--biprop-report",
@@ -57,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         type=int,
         default=None,
-        help="examples of each cell, instead of what the profile says",
+        help="examples of each cell, or programs, instead of what the profile says",
     )
     group.addoption(
         "--biprop-max-seconds",
@@ -117,18 +120,38 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  # of pytest-xdist
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test that takes `biprop_item` one item a committed fixture, then one a cell."""
-    if _ITEM not in metafunc.fixturenames:
+    """Give a test of `biprop_item` or `biprop_cache` its items, committed fixtures first."""
+    names = [name for name in (_ITEM, _CACHE) if name in metafunc.fixturenames]
+    if not names:
         return
     # From here on it is a run of biprop: the environment comes first, since kernels read it when
     # they are imported.
     from biprop.pytest_plugin.environment import prepare_environment
 
     prepare_environment(metafunc.config)
+    from biprop.pytest_plugin.caches import cache_items_of
     from biprop.pytest_plugin.cells import items_of
 
-    items = items_of(metafunc.config)
-    metafunc.parametrize(_ITEM, items, ids=[item.id for item in items])
+    for name in names:
+        listed = items_of(metafunc.config) if name == _ITEM else cache_items_of(metafunc.config)
+        ids = [item.id for item in listed]
+        # Where others were asked for, pytest would list one skipped item; it is left out below.
+        metafunc.parametrize(name, listed or (None,), ids=ids or ("none",))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, object, object]:
+    """Leave out a test of which there is no item."""
+    made = yield
+    if not isinstance(made, list):
+        return made
+    return [item for item in made if not _is_empty(item)]
+
+
+def _is_empty(item: object) -> bool:
+    callspec = getattr(item, "callspec", None)
+    params = {} if callspec is None else callspec.params
+    return any(name in params and params[name] is None for name in (_ITEM, _CACHE))
 
 
 @pytest.fixture(scope="session")

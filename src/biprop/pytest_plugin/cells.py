@@ -10,15 +10,25 @@ import attrs
 import pytest
 
 from biprop.errors import BipropError, FixtureError
-from biprop.fixtures.load import read_fixture
+from biprop.fixtures.programs import ProgramFixture, read_any
 from biprop.fixtures.records import Fixture
 from biprop.fixtures.store import FIXTURES, Store
+from biprop.kernels import CACHES
 from biprop.operators import Registry
 from biprop.pytest_plugin.known import KNOWN_FILE, Known, read_known
 from biprop.registry import build_registry
 from biprop.strategies.cells import Cell, cells_of, declared_in
 
-__all__ = ["FixtureItem", "Item", "Notes", "check_operators", "items_of", "notes_of"]
+__all__ = [
+    "FixtureItem",
+    "Item",
+    "Notes",
+    "check_operators",
+    "fixture_paths",
+    "items_of",
+    "notes_of",
+    "wanted_names",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +80,7 @@ def items_of(config: pytest.Config) -> tuple[Item, ...]:
 
 
 def check_operators(config: pytest.Config) -> None:
-    """Refuse `--biprop-operators` where one of them has no cells.
+    """Refuse `--biprop-operators` where one of them has no items.
 
     Raises:
         pytest.UsageError: The sentence names the first of them.
@@ -91,34 +101,50 @@ def notes_of(config: pytest.Config) -> Notes:
         if operator.exempt_reason is not None
     }
     unlaunched: list[str] = []
-    for path in _paths(config):
+    caches = {cache.name for cache in CACHES}
+    for path in fixture_paths(config):
         try:
-            operator = read_fixture(path).operator
+            fixture = read_any(path)
         except FixtureError:
             continue
-        if operator not in declared:
+        known = caches if isinstance(fixture, ProgramFixture) else declared
+        if fixture.operator not in known:
             unlaunched.append(path.name)
     return Notes(exempt=exempt, unlaunched=tuple(unlaunched))
 
 
-def _wanted(config: pytest.Config, registry: Registry) -> frozenset[str]:
-    """Return the names of the declared operators that were asked for."""
-    declared = declared_in(registry)
+def wanted_names(config: pytest.Config) -> frozenset[str] | None:
+    """Return the names of operators and caches that were asked for; None: all.
+
+    Raises:
+        pytest.UsageError: One of them is not registered, or has no items.
+    """
+    return _asked_for(config, build_registry())
+
+
+def _asked_for(config: pytest.Config, registry: Registry) -> frozenset[str] | None:
+    declared, caches = declared_in(registry), {cache.name for cache in CACHES}
     words = [word.strip() for word in str(config.getoption("--biprop-operators")).split(",")]
     names = frozenset(filter(None, words))
-    unknown = sorted(names - {operator.name for operator in registry.operators})
+    unknown = sorted(names - {operator.name for operator in registry.operators} - caches)
+    known = ", ".join(sorted(declared | caches))
     if unknown:
         raise pytest.UsageError(
-            f"--biprop-operators names {unknown[0]!r}, which is not registered: "
-            f"use {', '.join(sorted(declared))}."
+            f"--biprop-operators names {unknown[0]!r}, which is not registered: use {known}."
         )
-    exempt = sorted(names - declared)
+    exempt = sorted(names - declared - caches)
     if exempt:
         raise pytest.UsageError(
             f"--biprop-operators names {exempt[0]!r}, which is exempt and has no cells: "
-            f"use {', '.join(sorted(declared))}."
+            f"use {known}."
         )
-    return names or declared
+    return names or None
+
+
+def _wanted(config: pytest.Config, registry: Registry) -> frozenset[str]:
+    """Return the names of the declared operators that were asked for."""
+    declared, names = declared_in(registry), _asked_for(config, registry)
+    return declared if names is None else names & declared
 
 
 def _fixture_items(
@@ -127,18 +153,22 @@ def _fixture_items(
     declared = declared_in(registry)
     known = read_known(config.rootpath / FIXTURES / KNOWN_FILE)
     items: list[FixtureItem] = []
-    for path in _paths(config):
+    for path in fixture_paths(config):
         name = f"fixture-{path.stem}"
         try:
-            fixture = read_fixture(path)
+            fixture = read_any(path)
         except FixtureError as error:
             items.append(FixtureItem(id=name, fault=f"{path.name}: {error}"))
+            continue
+        if isinstance(fixture, ProgramFixture):
+            # Among the items of caches.
             continue
         if fixture.operator in declared & wanted:
             items.append(FixtureItem(id=name, fixture=fixture, known=known.get(fixture.id)))
     return tuple(items)
 
 
-def _paths(config: pytest.Config) -> tuple[Path, ...]:
+def fixture_paths(config: pytest.Config) -> tuple[Path, ...]:
+    """Return the files of committed fixtures, of either format."""
     paths = Store(config.rootpath / FIXTURES).paths()
     return tuple(path for path in paths if path.name != KNOWN_FILE)

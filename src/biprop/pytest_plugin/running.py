@@ -18,6 +18,8 @@ from biprop.fixtures.records import CONVERTER, Fixture
 from biprop.fixtures.replay import Replayed, replay
 from biprop.fixtures.store import FOUND, Store
 from biprop.judgment import Verdict
+from biprop.pytest_plugin.caches import CacheItem
+from biprop.pytest_plugin.caches_running import check_cache_item
 from biprop.pytest_plugin.cells import FixtureItem, Item, notes_of
 from biprop.pytest_plugin.devices import device_of
 from biprop.pytest_plugin.environment import profile_name
@@ -97,12 +99,16 @@ class PropsRun:
         else:
             self._check_fixture(item, record)
 
+    def check_cache(self, item: CacheItem, record: list[tuple[str, object]]) -> None:
+        """Run an item of a cache, likewise."""
+        check_cache_item(self, item, record)
+
     def _check_cell(self, cell: Cell, record: list[tuple[str, object]]) -> None:
         try:
             report = self._search(cell)
         except BipropError as error:
-            _fail(f"{cell.id}: {error}")
-        self._keep(record, kind="cell", id=cell.id, report=CONVERTER.unstructure(report))
+            self.fail(f"{cell.id}: {error}")
+        self.keep(record, kind="cell", id=cell.id, report=CONVERTER.unstructure(report))
         if report.verdict is Verdict.UNSUPPORTED:
             pytest.skip(f"{cell.id} needs something else: {report.message}")
         if report.findings:
@@ -110,9 +116,9 @@ class PropsRun:
                 render_finding(finding, chain_index=report.chain_index)
                 for finding in report.findings
             ]
-            _fail("\n".join(texts))
+            self.fail("\n".join(texts))
         if report.verdict is not Verdict.HOLDS:
-            _fail(render_check(report))
+            self.fail(render_check(report))
 
     def _search(self, cell: Cell) -> CellReport:
         judge = SupervisedJudge(
@@ -145,11 +151,11 @@ class PropsRun:
 
     def _check_fixture(self, item: FixtureItem, record: list[tuple[str, object]]) -> None:
         if item.fixture is None:
-            _fail(item.fault)
+            self.fail(item.fault)
         replayed = replay(item.fixture, self._open)
         failed = replayed.status in {"FAILED", "DIFFERENT"}
         known = item.known
-        self._keep(
+        self.keep(
             record,
             kind="fixture",
             id=item.id,
@@ -158,11 +164,11 @@ class PropsRun:
             unexpected=known is not None and replayed.status == "FIXED",
         )
         if replayed.status == "ERROR":
-            _fail(render_replay(replayed))
+            self.fail(render_replay(replayed))
         if failed and known is not None:
             pytest.xfail(f"{known.reason} ({known.link})")
         if failed:
-            _fail(_words(replayed))
+            self.fail(_words(replayed))
 
     def _open(self, fixture: Fixture) -> SupervisedJudge:
         return SupervisedJudge(
@@ -175,14 +181,17 @@ class PropsRun:
             child=None if fixture.case.execution.deterministic_algorithms else self.child,
         )
 
-    def _keep(self, record: list[tuple[str, object]], **values: object) -> None:
+    def keep(self, record: list[tuple[str, object]], **values: object) -> None:
+        """Leave what an item showed as a property of its test."""
         record.append((PROPERTY, json.dumps({**values, "notes": self.notes})))
+
+    def fail(self, text: str) -> NoReturn:
+        """Fail the test that called, with `text` and no traceback.
+
+        Where in biprop it was raised says nothing about the kernel.
+        """
+        pytest.fail(text, pytrace=False)
 
 
 def _words(replayed: Replayed) -> str:
     return f"A committed fixture of a declared operator fails.\n{render_replay(replayed)}"
-
-
-def _fail(text: str) -> NoReturn:
-    # Without a traceback: where in biprop it was raised says nothing about the kernel.
-    pytest.fail(text, pytrace=False)

@@ -48,6 +48,9 @@ class Summary:
 def _text(entries: list[dict[str, Any]]) -> str:
     """Return the lines of the section."""
     from biprop.fixtures.records import CONVERTER
+    from biprop.kvcache.converting import CONVERTER as PROGRAM_CONVERTER
+    from biprop.reports.program_records import CacheReport
+    from biprop.reports.programs import render_cache_table, render_program_finding
     from biprop.reports.records import CellReport
     from biprop.reports.text import render_cells, render_finding
 
@@ -64,6 +67,18 @@ def _text(entries: list[dict[str, Any]]) -> str:
             lines += ["", *render_finding(finding, chain_index=cell.chain_index).splitlines()]
         if cell.message:
             lines += ["", f"{cell.verdict}  {cell.reference.target}: {cell.message}"]
+    caches = [
+        PROGRAM_CONVERTER.structure(entry["report"], CacheReport)
+        for entry in entries
+        if entry["kind"] == "cache"
+    ]
+    if caches:
+        lines += ["", *render_cache_table(caches).splitlines()]
+    for cache in caches:
+        for found in cache.findings:
+            lines += ["", *render_program_finding(found).splitlines()]
+        if cache.message:
+            lines += ["", f"{cache.verdict}  {cache.reference.target}: {cache.message}"]
     for entry in entries:
         if entry["kind"] == "fixture":
             lines.append(_fixture_line(entry))
@@ -83,15 +98,21 @@ def _fixture_line(entry: dict[str, Any]) -> str:
 
 
 def _write(path: Path, entries: list[dict[str, Any]]) -> str:
-    """Write one JSON object a cell, and return the line that says so."""
+    """Write one JSON object a cell, of a cache too, and return the line that says so."""
     from biprop.fixtures.records import CONVERTER
+    from biprop.kvcache.converting import CONVERTER as PROGRAM_CONVERTER
     from biprop.reports.drift import checked_object
+    from biprop.reports.program_records import CacheReport, cache_report_to_data
     from biprop.reports.records import CellReport
 
     lines = [
         json.dumps(checked_object(CONVERTER.structure(entry["report"], CellReport)))
         for entry in entries
         if entry["kind"] == "cell"
+    ] + [
+        json.dumps(cache_report_to_data(PROGRAM_CONVERTER.structure(entry["report"], CacheReport)))
+        for entry in entries
+        if entry["kind"] == "cache"
     ]
     try:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -22,7 +22,7 @@ from biprop.reports.words import (
 )
 from biprop.signature import parse_signature
 
-__all__ = ["render_issue"]
+__all__ = ["code_span", "fenced", "render_issue"]
 
 _PROMISES = {
     "I": "The same call on the same tokens must give the same bits, whatever else is in the batch.",
@@ -43,12 +43,12 @@ def render_issue(fixture: Fixture) -> str:
     text = fixture_text(fixture)
     blocks = [
         _headline(fixture),
-        _fenced("text", _summary(fixture)),
+        fenced("text", _summary(fixture)),
         "\n".join(f"- {html.escape(line)}" for line in _figures(fixture)),
         f"{_PROMISES[fixture.case.relation]} {_REPLAY}",
-        _fenced("sh", f"{replay_command(fixture, '-')} < issue.md"),
+        fenced("sh", f"{replay_command(fixture, '-')} < issue.md"),
         f"<details><summary>Fixture {fixture.id}</summary>",
-        _fenced("json", text.rstrip("\n")),
+        fenced("json", text.rstrip("\n")),
         "</details>",
     ]
     return "\n\n".join(filter(None, blocks)) + "\n"
@@ -57,12 +57,13 @@ def render_issue(fixture: Fixture) -> str:
 def _headline(fixture: Fixture) -> str:
     cause = fixture.expect.cause
     classes = ", ".join(cause.transforms) or "no transform"
-    where = f"under {_code(classes)}"
+    where = f"under {code_span(classes)}"
     if fixture.case.against is not None:
-        where = f"against {_code(fixture.case.against.backend or 'float32 reference')}"
+        where = f"against {code_span(fixture.case.against.backend or 'float32 reference')}"
     return (
-        f"**{cause.verdict}**: {_code(fixture.operator)}, output {_code(cause.output or 'launch')},"
-        f" {fixture.dtype} {fixture.direction}, {where}"
+        f"**{cause.verdict}**: {code_span(fixture.operator)}, "
+        f"output {code_span(cause.output or 'launch')}, "
+        f"{fixture.dtype} {fixture.direction}, {where}"
     )
 
 
@@ -129,12 +130,14 @@ def _figures(fixture: Fixture) -> list[str]:
     return lines
 
 
-def _code(text: str) -> str:
+def code_span(text: str) -> str:
+    """Return a text as a code span of Markdown."""
     # A code span shows a stranger's text as it is, and a backtick would end it.
     return f"`{plain(text).replace('`', chr(39))}`"
 
 
-def _fenced(language: str, text: str) -> str:
+def fenced(language: str, text: str) -> str:
+    """Return a text as a fenced block of Markdown, whatever it holds."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

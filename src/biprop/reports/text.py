@@ -30,17 +30,22 @@ from biprop.reports.words import (
 from biprop.signature import parse_signature
 
 __all__ = [
+    "NOT_CLAIMED",
+    "counted",
     "first_difference_lines",
+    "line_of",
     "render_cells",
     "render_check",
     "render_finding",
     "render_fixture",
     "render_replay",
+    "table_of",
+    "wrapped_lines",
 ]
 
 _WIDTH = 110
 _CHANGES_SHOWN = 4
-_NOT_CLAIMED = (
+NOT_CLAIMED = (
     "Not claimed: multi-GPU collectives, equality of one engine with another, fp8, MoE. What holds",
     "here is operator-level, single-device self-consistency.",
 )
@@ -60,13 +65,13 @@ def render_check(report: CellReport, *, by_path: bool = False) -> str:
     power = f", {report.power_kind} power {report.power_share:.2f}" if report.power_kind else ""
     rejected = f", {report.rejected} rejected" if report.rejected else ""
     lines.append(
-        f"{_count(report.examples, 'example')}{rejected}, {_count(report.launches, 'launch')},"
+        f"{counted(report.examples, 'example')}{rejected}, {counted(report.launches, 'launch')},"
         f" {report.seconds:.1f} s, seed {report.seed}{power}"
     )
     if report.message:
         lines.append(plain(report.message))
     if report.verdict is Verdict.HOLDS:
-        lines += _NOT_CLAIMED
+        lines += NOT_CLAIMED
     lines.append(f"{report.verdict}  {_cell_in_words(report)}")
     return "\n".join(lines) + "\n"
 
@@ -101,35 +106,35 @@ def render_fixture(
     """
     case, expect, where = fixture.case, fixture.expect, fixture.provenance
     classes = ", ".join(expect.cause.transforms) or "no class"
-    surroundings = _line("transform", f"{transforms_in_words(case)}  [{classes}]")
+    surroundings = line_of("transform", f"{transforms_in_words(case)}  [{classes}]")
     if case.against is not None:
-        surroundings = _line("against", against_in_words(case.against))
+        surroundings = line_of("against", against_in_words(case.against))
     lines = [
         _headline(fixture),
         surroundings,
-        _line("case", case_in_words(case, parse_signature(fixture.signature))),
-        _line("data", data_in_words(case)),
+        line_of("case", case_in_words(case, parse_signature(fixture.signature))),
+        line_of("data", data_in_words(case)),
     ]
     if expect.mismatches:
         lines += first_difference_lines(fixture, expect.mismatches[0])
     if expect.message:
-        lines += _wrapped("message", plain(expect.message), lines_max=3)
+        lines += wrapped_lines("message", plain(expect.message), lines_max=3)
     if expect.rate is not None:
-        lines.append(_line("rate", f"{expect.rate:.3g} of {expect.repeats} repeats differ"))
+        lines.append(line_of("rate", f"{expect.rate:.3g} of {expect.repeats} repeats differ"))
     if fixture.proof.needed:
-        lines += _wrapped("needed", claims_in_words(case, fixture.proof.needed), lines_max=3)
+        lines += wrapped_lines("needed", claims_in_words(case, fixture.proof.needed), lines_max=3)
     if fixture.proof.free:
         places = [place_in_words(case, claim.path) for claim in fixture.proof.free]
-        lines.append(_line("free", ", ".join(places)))
-    lines += [_line("launch", words) for words in launches_in_words(expect.facts)]
+        lines.append(line_of("free", ", ".join(places)))
+    lines += [line_of("launch", words) for words in launches_in_words(expect.facts)]
     is_probe = case.against is not None and case.against.probe
     if not fixture.proof.complete and not is_probe:
-        lines.append(_line("proof", "not complete: the budget was spent before"))
+        lines.append(line_of("proof", "not complete: the budget was spent before"))
     if chain_index is not None:
-        lines.append(_line("chain", f"index {chain_index}"))
+        lines.append(line_of("chain", f"index {chain_index}"))
     backend = f", {where.actual_backend}" if where.actual_backend else ""
     lines.append(
-        _line(
+        line_of(
             "where",
             plain(
                 f"{where.device} {where.arch_key}, torch {where.torch}{backend}, "
@@ -138,7 +143,7 @@ def render_fixture(
             ),
         )
     )
-    lines += [_line(name, plain(text)) for name, text in (("note", note), ("file", path)) if text]
+    lines += [line_of(name, plain(text)) for name, text in (("note", note), ("file", path)) if text]
     # The command is never cut: it is there to be copied.
     return "\n".join([*lines, replay_command(fixture, source or fixture.id[:8])]) + "\n"
 
@@ -159,10 +164,10 @@ def first_difference_lines(fixture: Fixture, mismatch: Mismatch) -> list[str]:
     tokens = f", {mismatch.tokens} of {mismatch.tokens_compared} tokens"
     errors = errors_in_words(mismatch)
     return [
-        _line("first", f"{plain(place)}, {_apart(mismatch, against)}"),
-        _line("", _side(sides[0], first, is_other=False)),
-        _line("", _side(sides[1], first, is_other=True)),
-        _line(
+        line_of("first", f"{plain(place)}, {_apart(mismatch, against)}"),
+        line_of("", _side(sides[0], first, is_other=False)),
+        line_of("", _side(sides[1], first, is_other=True)),
+        line_of(
             "differ" if against is None else "beyond",
             f"{mismatch.elements} of {mismatch.elements_compared} {plain(mismatch.dtype)} elements"
             + (tokens if mismatch.tokens_compared else "")
@@ -179,29 +184,29 @@ def render_replay(replayed: Replayed) -> str:
     lines = [f"{replayed.status}  {fixture.id[:8]}  {plain(fixture.operator)}  {what}"]
     if replayed.refuted:
         lines.append(
-            _line("REFUTED", f"{replayed.refuted} of {_count(len(replayed.verified), 'claim')}")
+            line_of("REFUTED", f"{replayed.refuted} of {counted(len(replayed.verified), 'claim')}")
         )
     if replayed.message:
-        lines += _wrapped("message", plain(replayed.message), lines_max=6)
+        lines += wrapped_lines("message", plain(replayed.message), lines_max=6)
     if outcome is not None and outcome.cause is not None:
         if replayed.status == "DIFFERENT":
-            lines.append(_line("now", f"{outcome.cause.key} instead of {cause.key}"))
+            lines.append(line_of("now", f"{outcome.cause.key} instead of {cause.key}"))
         if outcome.mismatches:
             lines += first_difference_lines(fixture, outcome.mismatches[0])
         if outcome.message:
-            lines.append(_line("message", plain(outcome.message)))
+            lines.append(line_of("message", plain(outcome.message)))
         if outcome.rate is not None:
-            lines.append(_line("rate", f"{outcome.rate:.3g} of {outcome.repeats} repeats differ"))
+            lines.append(line_of("rate", f"{outcome.rate:.3g} of {outcome.repeats} repeats differ"))
     elif outcome is not None and replayed.status != "ERROR":
-        lines.append(_line("now", f"{outcome.verdict}, {outcome.repeats} runs of each side"))
-    lines += [_line("here", plain(text)) for text in replayed.differences]
-    lines += [_line("changed", plain(text)) for text in replayed.changes[:_CHANGES_SHOWN]]
+        lines.append(line_of("now", f"{outcome.verdict}, {outcome.repeats} runs of each side"))
+    lines += [line_of("here", plain(text)) for text in replayed.differences]
+    lines += [line_of("changed", plain(text)) for text in replayed.changes[:_CHANGES_SHOWN]]
     for claim in replayed.verified:
         place = place_in_words(fixture.case, claim.path)
         value = "taken out" if claim.value is None else f"= {claim.value}"
         state = "confirmed" if claim.confirmed else "REFUTED"
         why = f" ({plain(claim.message)})" if claim.message else ""
-        lines.append(_line("proof", plain(f"{state}: {place} {value} {claim.expected}") + why))
+        lines.append(line_of("proof", plain(f"{state}: {place} {value} {claim.expected}") + why))
     return "\n".join(lines) + "\n"
 
 
@@ -229,6 +234,11 @@ def render_cells(reports: Sequence[CellReport]) -> str:
         )
         for report in ordered
     ]
+    return table_of(heads, rows)
+
+
+def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of texts, its columns as wide as they need be."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines = [
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
@@ -237,7 +247,8 @@ def render_cells(reports: Sequence[CellReport]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 launch`, `2 launches`."""
     if number == 1:
         return f"1 {noun}"
     return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
@@ -251,15 +262,16 @@ def _headline(fixture: Fixture) -> str:
     )
 
 
-def _line(name: str, text: str) -> str:
+def line_of(name: str, text: str) -> str:
+    """Return a line of a report: a name, and a text that is cut where it is too long."""
     shown = text if len(text) <= _WIDTH - 13 else text[: _WIDTH - 16] + "..."
     return f"  {name:<11}{shown}"
 
 
-def _wrapped(name: str, text: str, *, lines_max: int) -> list[str]:
+def wrapped_lines(name: str, text: str, *, lines_max: int) -> list[str]:
     """Return a line, and more of them where the text is long."""
     parts = textwrap.wrap(text, _WIDTH - 13, max_lines=lines_max, placeholder=" ...")
-    return [_line(name if index == 0 else "", part) for index, part in enumerate(parts)]
+    return [line_of(name if index == 0 else "", part) for index, part in enumerate(parts)]
 
 
 def _apart(mismatch: Mismatch, against: Against | None) -> str:
@@ -302,7 +314,7 @@ def _class_lines(report: CellReport) -> list[str]:
             + _margin(count)
         )
         # Wider than other names, as T4.nonfinite is.
-        lines.append(_line(f"{name:<13}", text))
+        lines.append(line_of(f"{name:<13}", text))
     return lines + _fixed_lines(report)
 
 
@@ -313,7 +325,7 @@ def _fixed_lines(report: CellReport) -> list[str]:
         return []
     shared = ", several in one case" if fixed.is_composed else ""
     lines = [
-        _line(
+        line_of(
             f"{'fixed':<13}",
             f"{fixed.judged} of {fixed.configurations} configurations, {fixed.powered} with power"
             + shared,
@@ -324,7 +336,7 @@ def _fixed_lines(report: CellReport) -> list[str]:
         reasons.setdefault(reason, []).append(name)
     for reason, names in reasons.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        lines.append(_line("", plain(f"not applicable: {names[0]}{more}: {reason}")))
+        lines.append(line_of("", plain(f"not applicable: {names[0]}{more}: {reason}")))
     return lines
 
 

@@ -6,11 +6,12 @@ Plain ASCII, no control codes: texts may be a stranger's. How lines are put toge
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from biprop.case import Against, Case
 from biprop.data.recipe import Point, Recipe
+from biprop.fixtures.programs import AnyFixture
 from biprop.fixtures.records import Fixture
 from biprop.judgment import BitDifference, Claim, ClaimValue, LaunchFact, Mismatch
 from biprop.signature import Signature
@@ -27,10 +28,12 @@ __all__ = [
     "launches_in_words",
     "place_in_words",
     "plain",
+    "recipes_in_words",
     "replay_command",
     "sides_in_words",
     "transforms_in_words",
     "ulps_between",
+    "ulps_of_bits",
     "value_in_words",
 ]
 
@@ -164,10 +167,14 @@ def sides_in_words(fixture: Fixture) -> tuple[str, str]:
 
 def data_in_words(case: Case) -> str:
     """Return what the tensors hold."""
-    recipes = (*case.data.items(), *case.policy_state.items())
-    words = "; ".join(f"{name} {_recipe_in_words(recipe)}" for name, recipe in recipes)
-    drawn = any(recipe.kind not in {"zeros", "ones", "explicit"} for _, recipe in recipes)
-    return plain(f"{words}; seed {case.seed}" if drawn else words) or "no float data"
+    return recipes_in_words({**case.data, **case.policy_state}, seed=case.seed)
+
+
+def recipes_in_words(recipes: Mapping[str, Recipe], *, seed: int) -> str:
+    """Return what tensors hold, by their names."""
+    words = "; ".join(f"{name} {_recipe_in_words(recipe)}" for name, recipe in recipes.items())
+    drawn = any(recipe.kind not in {"zeros", "ones", "explicit"} for recipe in recipes.values())
+    return plain(f"{words}; seed {seed}" if drawn else words) or "no float data"
 
 
 def launch_in_words(fact: LaunchFact) -> str:
@@ -226,7 +233,7 @@ def _number_in_words(case: Case, claim: Claim) -> str:
     return plain(f"{place}={_claim_value(claim.value)} ({' and '.join(others)} {verb})")
 
 
-def replay_command(fixture: Fixture, source: str) -> str:
+def replay_command(fixture: AnyFixture, source: str) -> str:
     """Return the command that replays a fixture from `source`: a path, an id, or `-`."""
     words = ["biprop", "replay", source]
     if not fixture.reference.is_registered:
@@ -236,12 +243,17 @@ def replay_command(fixture: Fixture, source: str) -> str:
 
 def ulps_between(first: BitDifference, dtype: str) -> int | None:
     """Return how many floats lie between two values; None if one is NaN or the dtype no float."""
+    return ulps_of_bits((first.canonical_bits, first.transformed_bits), dtype)
+
+
+def ulps_of_bits(patterns: tuple[str, str], dtype: str) -> int | None:
+    """Return how many floats lie between two patterns, hexadecimal; None as of `ulps_between`."""
     if dtype not in _WIDTHS:
         return None
     width = _WIDTHS[dtype]
     infinity = _infinity(dtype)
     places = []
-    for text in (first.canonical_bits, first.transformed_bits):
+    for text in patterns:
         pattern = int(text, 16)
         magnitude = pattern & ((1 << (width - 1)) - 1)
         if magnitude > infinity:
