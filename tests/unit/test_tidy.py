@@ -337,7 +337,8 @@ def test_kernels_sum_in_order() -> None:
 
 def test_every_planted_kernel_has_a_power_test() -> None:
     """Each planted kernel, by its name, is an item of tests/power."""
-    names = [planted.name for planted in import_module("biprop.kernels.planted").PLANTED]
+    planted_kernels = import_module("biprop.kernels.planted")
+    names = [item.name for item in (*planted_kernels.PLANTED, *planted_kernels.CACHES)]
     command = [
         sys.executable,
         "-m",
