@@ -371,7 +371,7 @@ class _Search:
         )
         assert outcome.cause is not None, "a violation has a cause"
         assert smallest.outcome.cause is not None, "minimising keeps it"
-        place = self.known.setdefault(smallest.outcome.cause.key, len(self.findings))
+        place = self.known.setdefault(smallest.outcome.cause.key, self._place_of(smallest))
         self.known[outcome.cause.key] = place
         if place < len(self.findings):
             self._count_again(place)
@@ -379,6 +379,14 @@ class _Search:
             self._add(smallest)
         if judged.is_stopped:
             raise KeyboardInterrupt
+
+    def _place_of(self, smallest: MinimisedProgram) -> int:
+        """Return the finding of the same operations: one defect shows in several outputs."""
+        verdict, ops = smallest.outcome.verdict, smallest.program.ops
+        for place, finding in enumerate(self.findings):
+            if (finding.outcome.verdict, finding.fixture.program.ops) == (verdict, ops):
+                return place
+        return len(self.findings)
 
     def _add(self, smallest: MinimisedProgram) -> None:
         fixture = make_program_fixture(

@@ -107,6 +107,20 @@ def test_causes_are_told_apart() -> None:
     assert sorted(keys) == sorted({DRIFT.key, UNTOUCHED.key})
 
 
+def test_causes_of_the_same_operations_are_one_finding() -> None:
+    """A defect that shows by another promise for other data is told once."""
+    length = ProgramCause(verdict=Verdict.DRIFTS, check="length")
+
+    def judged(program: Program) -> ProgramOutcome:
+        return fails_with(Fork, length if program.seed % 2 else DRIFT)(program)
+
+    report = searched(judged, count=60)
+    (finding,) = report.findings
+
+    assert [type(op) for op in finding.fixture.program.ops] == [Allocate, Fork]
+    assert finding.count > 2
+
+
 def test_search_ends_after_enough_causes() -> None:
     """Where one cause is asked for, no further program is written after it."""
     report = searched(fails_with(Fork), count=200, findings_max=1)

@@ -284,7 +284,7 @@ def test_lacking_class_is_vacuous() -> None:
 
 
 def test_profile_goes_on_where_evidence_lacks() -> None:
-    """What a profile says is short, and is exceeded by as many again and 24; one asked for is not."""
+    """What a profile says is exceeded by as many again and 24; what somebody asks for is not."""
 
     def rule(_: Case, names: frozenset[str]) -> Outcome | None:
         evidence = {name: "vacuous" if name == "T5" else "powered" for name in names}

@@ -15,6 +15,7 @@ from biprop.cli.matrix import matrix
 from biprop.cli.output import complain, emit
 from biprop.cli.replay import replay
 from biprop.cli.show import show
+from biprop.cli.stacks import stacks
 from biprop.errors import BipropError
 
 __all__ = ["app", "main"]
@@ -41,7 +42,7 @@ def app() -> None:
     """  # noqa: D301  # \b keeps the lines as they are
 
 
-for _command in (check, cache, matrix, show, replay, keep):
+for _command in (check, cache, stacks, matrix, show, replay, keep):
     app.add_command(_command)
 
 

@@ -90,14 +90,14 @@ def render_cache_check(report: CacheReport, *, by_path: bool = False) -> str:
         lines += [*render_program_finding(finding, by_path=by_path).splitlines(), ""]
     lines += [
         line_of(
-            f"{word:<23}",
+            f"{word:<24}",
             f"{report.coverage.get(word, 0)} of {report.programs} programs, share {share:.2f}",
         )
         for word, share in report.shares.items()
     ]
     if report.smoke:
         found = ", ".join(f"{name} {verdict}" for name, verdict in report.smoke.items())
-        lines.append(line_of(f"{'smoke':<23}", found))
+        lines.append(line_of(f"{'smoke':<24}", found))
     lines.append(
         f"{counted(report.programs, 'program')}, {counted(report.ops, 'operation')}, "
         f"{counted(report.comparisons, 'comparison')}, {report.seconds:.1f} s, seed {report.seed}, "
