@@ -9,7 +9,7 @@ each new one, so that most programs of a long round would be nearly the same. Wh
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -25,7 +25,7 @@ from biprop.fixtures.programs import ProgramFixture, ProgramProof, make_program_
 from biprop.generation import Lane
 from biprop.judgment import Verdict
 from biprop.kvcache.converting import program_digest
-from biprop.kvcache.records import COVERAGE, Op, Program, ProgramOutcome
+from biprop.kvcache.records import COVERAGE, Append, Decode, Op, Program, ProgramOutcome
 from biprop.kvcache.shape import CacheLayout
 from biprop.minimize.programs import MinimisedProgram, minimise_program
 from biprop.reports.program_records import CacheReport, ProgramFinding
@@ -182,6 +182,21 @@ class _Judged:
             except KeyboardInterrupt:
                 self.is_stopped = True
         return ProgramOutcome(verdict=Verdict.VACUOUS, message=message)
+
+
+def _in_one_order(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Return operations whose sequences are in the order of their names."""
+
+    def sorted_op(op: Op) -> Op:
+        match op:
+            case Append():
+                return Append(parts=tuple(sorted(op.parts, key=lambda part: part.sequence)))
+            case Decode():
+                return Decode(sequences=tuple(sorted(op.sequences)))
+            case _:
+                return op
+
+    return tuple(map(sorted_op, ops))
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -382,9 +397,9 @@ class _Search:
 
     def _place_of(self, smallest: MinimisedProgram) -> int:
         """Return the finding of the same operations: one defect shows in several outputs."""
-        verdict, ops = smallest.outcome.verdict, smallest.program.ops
+        wanted = (smallest.outcome.verdict, _in_one_order(smallest.program.ops))
         for place, finding in enumerate(self.findings):
-            if (finding.outcome.verdict, finding.fixture.program.ops) == (verdict, ops):
+            if (finding.outcome.verdict, _in_one_order(finding.fixture.program.ops)) == wanted:
                 return place
         return len(self.findings)
 
