@@ -27,7 +27,8 @@ from biprop.kvcache.records import (
     Read,
     Rescore,
 )
-from biprop.minimize.program_moves import cost_of, tidied
+from biprop.minimize.program_edits import tidied
+from biprop.minimize.program_moves import cost_of
 from biprop.minimize.programs import MinimisedProgram, minimise_program
 
 A, B = Allocate(sequence="s0"), Allocate(sequence="s1")

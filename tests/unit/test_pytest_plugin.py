@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import attrs
 import pytest
 
 from biprop.errors import FixtureError
+from biprop.pytest_plugin.cells import check_operators, items_of
 from biprop.pytest_plugin.known import read_known
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,21 +199,46 @@ def test_known_failure_is_expected(kept: str, project: Path) -> None:
     assert "UNEXPECTED PASS" not in failing.output
 
 
+@attrs.frozen(kw_only=True)
+class Options:
+    """The part of a pytest configuration that lists items.
+
+    Attributes:
+        operators: As `--biprop-operators`.
+        rootpath: Of the project.
+    """
+
+    operators: str
+    rootpath: Path
+
+    def getoption(self, name: str) -> str:
+        """Return an option."""
+        assert name == "--biprop-operators"
+        return self.operators
+
+
 def test_items_have_static_ids(project: Path) -> None:
     """Ids name operator, form, backend, dtype and direction, and cells cover all of them."""
-    done = run(project, "--collect-only", "-q", "--biprop-operators", "rms_norm,det_gemm,logp")
-    ids = [line.split("[")[1].rstrip("]") for line in done.output.splitlines() if "[" in line]
+    options = Options(operators="rms_norm,det_gemm,logp", rootpath=project / "elsewhere")
+    ids = [item.id for item in items_of(cast("pytest.Config", options))]
 
     assert len(ids) == 32
     assert "rms_norm-triton-bfloat16-backward" in ids
     assert "rms_norm-padded-torch-float32-forward" in ids
 
 
+def test_exempt_operator_has_no_cells(project: Path) -> None:
+    """To ask for it is a mistake, and the sentence lists what has cells."""
+    options = Options(operators="native_linear", rootpath=project)
+
+    with pytest.raises(pytest.UsageError, match="which is exempt and has no cells: use attention"):
+        check_operators(cast("pytest.Config", options))
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("--biprop-operators", "nothing"), "names 'nothing', which is not registered"),
-        (("--biprop-operators", "exempt_scale"), "which is exempt and has no cells"),
         (("--biprop-device", "gpu"), "--biprop-device 'gpu' is unknown"),
     ],
 )
