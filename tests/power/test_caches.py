@@ -23,7 +23,7 @@ PLANTED_COUNT_MIN = 15
 HEALTHY_PROGRAMS = 3
 
 # Share of the findings of one seed that are minimised to the shortest program.
-SHRUNK_SHARE_MIN = 0.8
+SHRUNK_SHARE_MIN = 0.9
 # Those of which a run without much time minimises findings, which takes a second each.
 SHRUNK_QUICKLY = [planted for planted in CACHES if planted.shortest == SHORTEST]
 

@@ -1,9 +1,11 @@
 """Shrink a program: fewer operations, then smaller ones, a smaller cache, simpler data.
 
-Candidates are made by `biprop.minimize.program_moves`; here they are judged, and taken where the
-cause stays. Each operation is tried without first of all (delta debugging); where none can go, two
-are made one, one sequence takes the place of two, and other data are given a chance to show the
-defect in fewer operations. Sizes and data come last, as they multiply no work of people who read.
+Candidates are made by `biprop.minimize.program_moves` and `program_exchanges`; here they are
+judged, and taken where the cause stays. Each operation is tried without first of all (delta
+debugging); where none can go, sequences begin early, two operations are made one, and one sequence
+takes the place of two. Where nothing of that leaves out an operation, other data are given a chance
+to show the defect without it, and other operations to make up for it. Data get simple last, as they
+multiply no work of people who read, and simple ones show less.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,11 +15,13 @@ import attrs
 
 from biprop.judgment import Verdict
 from biprop.kvcache.converting import program_digest
-from biprop.kvcache.records import Append, Evict, Fork, Generate, Program, ProgramOutcome
+from biprop.kvcache.records import Append, Evict, Fork, Generate, Op, Program, ProgramOutcome
+from biprop.minimize.program_edits import reshaped, tidied, tightened, without
+from biprop.minimize.program_exchanges import exchanges
 from biprop.minimize.program_moves import (
     cost_of,
     data_moves,
-    exchanges,
+    earlier,
     merges,
     number_moves,
     other_data,
@@ -25,15 +29,13 @@ from biprop.minimize.program_moves import (
     sequence_moves,
     shape_moves,
     simpler_ops,
-    tidied,
-    without,
 )
 
 __all__ = ["MinimisedProgram", "minimise_program"]
 
-# By output: what is stored, and what attention gives and what follows from that.
-_STORED, _GIVEN = "stored", "given"
-_GROUPS = {"k": _STORED, "v": _STORED} | dict.fromkeys(("out", "lse", "logp", "token"), _GIVEN)
+# Outputs of which each may show what another one does: what is stored, what attention gives, and
+# what follows from that.
+_VALUES = frozenset(("k", "v", "out", "lse", "logp", "token"))
 
 
 @attrs.frozen(kw_only=True)
@@ -66,9 +68,10 @@ def minimise_program(
 
     The verdict stays, and whether it takes a non-finite poison. The name of the check may change:
     it says by which operation a defect was seen, and a program with fewer operations often sees it
-    by another one. Of outputs, one may take the place of another that follows as it does (`out`,
-    `lse`, `logp`, `token`), and of what is stored (`k`, `v`): what was stored wrongly gives wrong
-    results too. Not the other way round, as wrong results may come of what is stored rightly.
+    by another one. Of the outputs, each of `k`, `v`, `out`, `lse`, `logp` and `token` may take the
+    place of any other: what is stored wrongly gives wrong results, and which of the two is seen
+    says only what was looked at first. Results are compared where a sequence goes on, what is
+    stored where another one does, so that one of them may be seen in fewer operations.
 
     Args:
         judge: Judges a program.
@@ -78,7 +81,7 @@ def minimise_program(
         runs_max: Programs judged at most.
         seconds_max: Wall time after which nothing more is begun.
     """
-    search = _Search(judge, program, outcome, runs_max=runs_max, seconds_max=seconds_max)
+    search = _Search(judge, confirm, program, outcome, runs_max=runs_max, seconds_max=seconds_max)
     complete = True
     try:
         search.shrink()
@@ -109,6 +112,7 @@ class _Search:
     def __init__(
         self,
         judge: Callable[[Program], ProgramOutcome],
+        confirm: Callable[[Program], ProgramOutcome] | None,
         program: Program,
         outcome: ProgramOutcome,
         *,
@@ -117,10 +121,13 @@ class _Search:
     ) -> None:
         assert outcome.cause is not None, "a violation has a cause"
         self._judge = judge
+        # What differs from run to run may look well in few runs.
+        self._again = confirm if outcome.verdict is Verdict.NONDETERMINISTIC else None
         self._wanted = _kept_of(outcome)
         self._runs_max = runs_max
         self._deadline = perf_counter() + seconds_max
         self._tried = {program_digest(program)}
+        self._is_tight = False
         self.program = program
         self.outcome = outcome
         self.runs = 0
@@ -134,44 +141,63 @@ class _Search:
         if self.outcome.step is not None:
             self._takes(attrs.evolve(self.program, ops=self.program.ops[: self.outcome.step + 1]))
         self._takes(self.program)
+        roomy = reshaped(self.program, block_count=2 * self.program.shape.block_count)
+        self._is_tight = not self._shows(roomy)
+        # Data that show much: it is the operations that people read, and data get simple later.
+        self._shows(next(other_data(self.program)), keeps=True)
+        exhausted: tuple[Op, ...] | None = None
         while True:
             before = cost_of(self.program)
             self._fewer_ops()
-            self._any(sequence_moves)
-            self._any(merges)
-            self._fewer_with_other_data()
-            self._any(simpler_ops)
+            for moves in (earlier, sequence_moves, merges, simpler_ops):
+                self._any(moves)
             self._smaller_numbers()
             self._any(shape_moves)
-            self._any(data_moves)
-            self._any(renumbered)
-            if cost_of(self.program)[0] == before[0]:
+            if len(self.program.ops) == before[0] and self.program.ops != exhausted:
                 # Dear, and of use only where nothing else leaves out an operation.
+                exhausted = self.program.ops
+                self._fewer_with_other_data()
                 self._any(exchanges)
-            if cost_of(self.program) == before:
-                return
+            if len(self.program.ops) == before[0]:
+                self._any(data_moves)
+                self._any(renumbered)
+                if cost_of(self.program) == before:
+                    return
 
     def _takes(self, candidate: Program) -> bool:
         """Judge a candidate, and keep it if it is smaller and the cause stays."""
-        candidate = tidied(candidate)
-        if cost_of(candidate) >= cost_of(self.program):
-            return False
+        candidates = [candidate]
+        if self._is_tight:
+            candidates.append(tightened(candidate))
+        for fitting in map(tidied, candidates):
+            if cost_of(fitting) < cost_of(self.program) and self._shows(fitting, keeps=True):
+                return True
+        return False
+
+    def _shows(self, candidate: Program, *, keeps: bool = False) -> bool:
+        """Judge a candidate that was not judged yet; say whether the cause stays."""
         digest = program_digest(candidate)
         if digest in self._tried:
             return False
-        if self.runs >= self._runs_max or perf_counter() > self._deadline:
-            raise _SpentError
         self._tried.add(digest)
-        self.runs += 1
-        outcome = self._judge(candidate)
-        if not outcome.verdict.is_violation or not _follows(_kept_of(outcome), self._wanted):
-            return False
-        self._wanted = _kept_of(outcome)
+        for judge in (self._judge, self._again):
+            if judge is None:
+                continue
+            if self.runs >= self._runs_max or perf_counter() > self._deadline:
+                raise _SpentError
+            self.runs += 1
+            outcome = judge(candidate)
+            if outcome.verdict.is_violation and _kept_of(outcome) == self._wanted:
+                if keeps:
+                    self._keep(candidate, outcome)
+                return True
+        return False
+
+    def _keep(self, candidate: Program, outcome: ProgramOutcome) -> None:
         self.program, self.outcome = candidate, outcome
         if outcome.step is not None and outcome.step + 1 < len(candidate.ops):
             # It shows earlier now.
             self._takes(attrs.evolve(candidate, ops=candidate.ops[: outcome.step + 1]))
-        return True
 
     def _any(self, moves: Callable[[Program], Iterable[Program]]) -> None:
         """Take moves, each time from the first on, until none helps."""
@@ -198,14 +224,11 @@ class _Search:
         """Leave out operations where other data show the defect without them."""
         place = len(self.program.ops) - 1
         while place >= 0:
-            fewer = tidied(without(self.program, (place,)))
-            joined = [one for one in merges(self.program) if len(one.ops) < len(self.program.ops)]
-            for candidate in (fewer, *(joined if place == len(self.program.ops) - 1 else ())):
-                if any(self._takes(other) for other in other_data(candidate)):
-                    # Operations that were needed for the old data may be needless now.
-                    self._fewer_ops()
-                    place = len(self.program.ops)
-                    break
+            fewer = without(self.program, (place,))
+            if any(self._takes(other) for other in other_data(fewer)):
+                # Operations that were needed for the old data may be needless now.
+                self._fewer_ops()
+                place = len(self.program.ops)
             place -= 1
 
     def _smaller_numbers(self) -> None:
@@ -253,16 +276,9 @@ def _kept_of(outcome: ProgramOutcome) -> _Kept:
     return _Kept(
         verdict=outcome.verdict,
         finite=cause.finite,
-        group=_GROUPS.get(cause.output, cause.output),
+        group="values" if cause.output in _VALUES else cause.output,
         what=what,
     )
-
-
-def _follows(found: _Kept, wanted: _Kept) -> bool:
-    """Whether one cause may take the place of another."""
-    if wanted.group == _STORED and found.group == _GIVEN:
-        return attrs.evolve(found, group=_STORED) == wanted
-    return found == wanted
 
 
 def _kind_of(message: str) -> str:
