@@ -128,6 +128,7 @@ class TestRefusals:
             (["check", "rms_norm", "--store", "note.txt/found"], "cannot be written"),
             (["check", "rms_norm", "--transforms", "T1,T1"], "twice"),
             (["check", "rms_norm", "--timeout", "0"], "--timeout"),
+            (["cache", "--timeout", "nan"], "--timeout"),
             (["show", "note.txt", "--issue", "--script"], "give one of them"),
             (["show", "missing.json"], "no file 'missing.json'"),
             (["show", "0123abcd"], "begins with '0123abcd'"),

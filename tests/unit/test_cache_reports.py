@@ -209,6 +209,14 @@ class TestScript:
                 {"cause": attrs.evolve(DRIFT, verdict=Verdict.INACCURATE, check="accuracy")},
                 "tolerance",
             ),
+            ({"cause": attrs.evolve(DRIFT, check="input", output="")}, "without it does not show"),
+            (
+                {
+                    "cause": ProgramCause(verdict=Verdict.CRASHES),
+                    "message": "OutputError: The cache returned int for out of attend.",
+                },
+                "The cache returned int",
+            ),
             (
                 {
                     "program": attrs.evolve(

@@ -224,8 +224,16 @@ def _rescored_otherwise(
     return (-out if self.seen > 1 else out), lse  # type: ignore[attr-defined]  # likewise
 
 
+def _scaled_in_place(
+    self: ConcatenatingCache, sequences: Sequence[str], q: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    q.mul_(0.5)
+    return ConcatenatingCache.attend(self, sequences, q, offsets)
+
+
 FORKED = (A, append(("s0", 3)), Fork(sequence="s1", parent="s0", at=2))
 BREAKS: tuple[tuple[str, str, dict[str, object], tuple[Op, ...]], ...] = (
+    ("input", "", {"attend": _scaled_in_place}, (A, append(("s0", 1)))),
     ("length", "", {"length": _after_length}, (A, append(("s0", 1)))),
     ("chunk", "out", {"attend": _late_chunk}, (A, append(("s0", 3)), append(("s0", 2)))),
     (
@@ -271,13 +279,47 @@ class TestBroken:
         assert (outcome.cause.check, outcome.cause.output) == (check, output)
         assert outcome.cause.finite
         assert outcome.step == len(ops) - 1
-        assert (outcome.difference is None) == (check == "length")
+        assert (outcome.difference is None) == (check in {"input", "length"})
         assert judged(CONCATENATING, program_of(*ops)).verdict is Verdict.HOLDS
 
     def test_every_promise_has_a_test(self) -> None:
         """The faults above, in accuracy and from run to run break all promises that there are."""
 
         assert {name for name, *_ in BREAKS} | {"accuracy", "repeat"} == set(CHECKS)
+
+    def test_what_is_kept_must_be_copied(self) -> None:
+        """A cache that keeps the caller's memory loses what it stored when that is used again."""
+
+        def append_views(
+            self: ConcatenatingCache, sequences: Sequence[str], k: Tensor, v: Tensor, _: Tensor
+        ) -> None:
+            (name,) = sequences
+            self.held[name] = (k, v)
+
+        outcome = judged(
+            operator_of(broken(append=append_views)),
+            program_of(A, append(("s0", 2)), Read(sequence="s0")),
+        )
+
+        assert outcome.cause is not None
+        assert outcome.cause.check == "chunk"
+
+    def test_results_may_lie_in_memory_that_is_used_again(self) -> None:
+        """They are read before the next call."""
+
+        workspace = torch.zeros(64, 1, 4)
+
+        def in_workspace(
+            self: ConcatenatingCache, sequences: Sequence[str], q: Tensor, offsets: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            out, lse = ConcatenatingCache.attend(self, sequences, q, offsets)
+            here = workspace[: len(out), : out.shape[1], : out.shape[2]]
+            here.copy_(out)
+            return here, lse
+
+        program = program_of(A, append(("s0", 2)), append(("s0", 3)), Rescore(sequence="s0"))
+
+        assert judged(operator_of(broken(attend=in_workspace)), program).verdict is Verdict.HOLDS
 
     def test_first_difference_is_told(self) -> None:
         """Sequence, token, coordinate, both patterns and how many elements differ."""

@@ -14,6 +14,7 @@ import click
 
 from biprop.case import Dtype
 from biprop.cli.options import (
+    Seconds,
     json_option,
     parse_device,
     parse_dtype,
@@ -100,7 +101,7 @@ Exit codes:
 @store_option
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.1, 86_400),
+    type=Seconds(),
     default=60.0,
     metavar="SECONDS",
     show_default=True,

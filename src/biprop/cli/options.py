@@ -4,6 +4,7 @@ No torch here: `biprop --help` and every refusal come at once. What the words me
 `biprop.generation`; the device is looked at by the worker.
 """
 
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from functools import wraps
@@ -19,6 +20,7 @@ from biprop.operators import TRANSFORM_CLASSES
 
 __all__ = [
     "Direction",
+    "Seconds",
     "Side",
     "check_backend",
     "execution_options",
@@ -41,6 +43,27 @@ _ALIASES: dict[str, Dtype] = {
 _BACKENDS_CPU: tuple[SdpaBackend, ...] = ("any", "math", "flash")
 _CLASSES = (*TRANSFORM_CLASSES, "T4.finite", "T4.nonfinite")
 
+
+class Seconds(click.FloatRange):
+    """Seconds between 0.1 and a day; what is no number is refused."""
+
+    def __init__(self) -> None:
+        """Set the bounds."""
+        super().__init__(0.1, 86_400)
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,  # noqa: ANN401
+    ) -> float:
+        """Return the number; a NaN lies in every range for click."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return seconds
+
+
 store_option = click.option(
     "--store",
     type=click.Path(path_type=Path),
@@ -49,7 +72,7 @@ store_option = click.option(
 )
 timeout_option = click.option(
     "--timeout",
-    type=click.FloatRange(0.1, 86_400),
+    type=Seconds(),
     default=60.0,
     metavar="SECONDS",
     show_default=True,

@@ -4,7 +4,8 @@ What is compared with what is decided by `biprop.kvcache.session`; the bits are 
 `biprop.bits`.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import attrs
 from torch import Tensor
@@ -13,7 +14,14 @@ from biprop.bits import any_differ, compare, compare_within, hex_of
 from biprop.errors import OutputError
 from biprop.kvcache.records import Check, ProgramDifference
 
-__all__ = ["Comparison", "Difference", "checked", "first_beyond", "first_difference"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "checked",
+    "first_beyond",
+    "first_difference",
+    "taken_back",
+]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -123,3 +131,21 @@ def _difference(
             dtype=str(item.got.dtype).removeprefix("torch."),
         ),
     )
+
+
+def taken_back(lent: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+    """Return the first argument that a call wrote to, and overwrite all, as callers reuse memory.
+
+    Whoever kept one of them instead of a copy now holds something else.
+
+    Args:
+        lent: Copies that the call was given, by name.
+        own: What they were.
+
+    Returns:
+        A name; empty where the call wrote to none.
+    """
+    differ = any_differ([(own[name], values) for name, values in lent.items()])
+    for values in lent.values():
+        values.fill_(math.nan)
+    return next((name for name, is_other in zip(lent, differ, strict=True) if is_other), "")

@@ -83,8 +83,9 @@ class FreshPrefill:
         cache = self._implementation.make(self._program.shape, self._device)
         offsets = offsets_of(len(rows), device=self._device)
         cache.allocate("s0")
-        cache.append(("s0",), rows.k, rows.v, offsets)
-        return cache.attend(("s0",), rows.q, offsets)
+        # Copies: what a cache does to its arguments must not change what it is held against.
+        cache.append(("s0",), rows.k.clone(), rows.v.clone(), offsets)
+        return cache.attend(("s0",), rows.q.clone(), offsets)
 
 
 def offsets_of(*counts: int, device: torch.device) -> Tensor:

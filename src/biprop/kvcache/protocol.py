@@ -21,6 +21,9 @@ class KVCache(Protocol):
 
     Sequences have names that the caller gives. Every call is legal for what the cache holds: the
     interpreter sees to it, and a cache that refuses a legal call is judged CRASHES.
+
+    Tensors that come are the caller's, who uses their memory again after the call: they are read
+    and not written, and what is kept of them is copied. Results are read before the next call.
     """
 
     def allocate(self, sequence: str) -> None:

@@ -201,6 +201,7 @@ class Program:
 
 Check = Literal[
     "stored",
+    "input",
     "length",
     "untouched",
     "fork",
@@ -214,6 +215,7 @@ Check = Literal[
 ]
 CHECKS: tuple[Check, ...] = (
     "stored",
+    "input",
     "length",
     "untouched",
     "fork",

@@ -4,11 +4,12 @@ What the cache must hold says the account (`biprop.kvcache.model`), what tokens 
 `biprop.kvcache.values`, what they must give `biprop.kvcache.prefills`. Repeating a violation, and
 what runs amount to, is the part of `biprop.kvcache.interpreter`.
 
-Checks by operation, all bitwise: `Append` gives `length`, then `chunk`, called `prefix` for a fork
-and `reuse` where a page of the sequence held something else before; `Decode` gives `length` and
-`decode`; `Fork` gives `length` and `fork`; `Read` gives `stored`; `Rescore` and `Generate` give
-`rescore`. Then sequences that are not named are read back, `untouched`: all of them, but after
-`Allocate`, `Append`, `Read`, `Rescore` and `Generate` those alone that share a page, and one more.
+Checks by operation, all bitwise: each call that gets tensors, `input`; `Append` gives `length`,
+then `chunk`, called `prefix` for a fork and `reuse` where a page held something else before;
+`Decode` gives `length` and `decode`; `Fork` gives `length` and `fork`; `Read` gives `stored`;
+`Rescore` and `Generate` give `rescore`. Then sequences that are not named are read back,
+`untouched`: all, but after `Allocate`, `Append`, `Read`, `Rescore` and `Generate` those that share
+a page, and one more.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,13 @@ from biprop.errors import BackendError, OutputError, UnsupportedError, UsageErro
 from biprop.execution.device import wait_for
 from biprop.execution.switches import switched
 from biprop.judgment import Verdict
-from biprop.kvcache.checks import Comparison, Difference, checked, first_difference
+from biprop.kvcache.checks import (
+    Comparison,
+    Difference,
+    checked,
+    first_difference,
+    taken_back,
+)
 from biprop.kvcache.finishing import first_inaccurate, measured_power
 from biprop.kvcache.model import Model, names_of
 from biprop.kvcache.prefills import FreshPrefill, OperatorPrefill, kernel_of, offsets_of
@@ -48,6 +55,7 @@ from biprop.kvcache.records import (
     Read,
     Rescore,
 )
+from biprop.kvcache.results import Results, both
 from biprop.kvcache.tokens import SmallModel
 from biprop.kvcache.values import TORCH_DTYPES, Drawn, Rows, SequenceValues, joined
 from biprop.kvcache.watching import Watch
@@ -63,17 +71,6 @@ _AHEAD = 32
 _WATCHED = frozenset({"append", "attend", "decode", "read", "fork", "evict", "free", "defragment"})
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class _Results:
-    """What adjacent tokens gave, `out` `[L, HQ, D]` and `lse` `[L, HQ]`."""
-
-    out: Tensor
-    lse: Tensor
-
-    def __getitem__(self, part: slice) -> "_Results":
-        return _Results(out=self.out[part], lse=self.lse[part])
-
-
 @attrs.define(kw_only=True, eq=False)
 class _Live:
     """What is known of a live sequence beside the account.
@@ -85,14 +82,14 @@ class _Live:
     """
 
     values: SequenceValues
-    results: list[_Results] = attrs.field(factory=list)
-    prefill: _Results | None = None
+    results: list[Results] = attrs.field(factory=list)
+    prefill: Results | None = None
 
-    def recorded(self) -> _Results:
+    def recorded(self) -> Results:
         """Return what the cache gave for all tokens."""
         if len(self.results) > 1:
             self.results = [
-                _Results(
+                Results(
                     out=torch.cat([item.out for item in self.results]),
                     lse=torch.cat([item.lse for item in self.results]),
                 )
@@ -284,9 +281,7 @@ class Session:
             state = self.model.sequences[part.sequence]
             rows.append(self._rows(part.sequence, state.length)[state.stored :])
         packed = joined(*rows)
-        offsets = offsets_of(*map(len, rows), device=self._device)
-        with self._call("append", tokens=len(packed)):
-            self._cache.append(names, packed.k, packed.v, offsets)
+        self._stored(names, packed, offsets_of(*map(len, rows), device=self._device))
 
     def _allocate(self, op: Allocate) -> None:
         with self._call("allocate"):
@@ -303,12 +298,9 @@ class Session:
             rows.append(self._rows(part.sequence, stop)[stop - part.count :])
         packed = joined(*rows)
         offsets = offsets_of(*map(len, rows), device=self._device)
-        with self._call("append", tokens=len(packed)):
-            self._cache.append(names, packed.k, packed.v, offsets)
+        self._stored(names, packed, offsets)
         self._check_lengths()
-        with self._call("attend", tokens=len(packed)):
-            returned = self._cache.attend(names, packed.q, offsets)
-        results = self._results(returned, packed.q, what="attend")
+        results = self._attended(names, packed.q, offsets)
         comparisons, place = [], 0
         for part, start in zip(op.parts, starts, strict=True):
             mine = results[place : place + part.count]
@@ -331,10 +323,22 @@ class Session:
         self._check_lengths()
         self._compare(comparisons)
 
-    def _decoded(self, names: tuple[str, ...], packed: Rows) -> _Results:
-        with self._call("decode", tokens=len(packed)):
-            returned = self._cache.decode(names, packed.q, packed.k, packed.v)
-        return self._results(returned, packed.q, what="decode")
+    def _stored(self, names: tuple[str, ...], packed: Rows, offsets: Tensor) -> None:
+        lent = self._lent("append", k=packed.k, v=packed.v)
+        with lent as (k, v), self._call("append", tokens=len(packed)):
+            self._cache.append(names, k, v, offsets)
+
+    def _attended(self, names: tuple[str, ...], q: Tensor, offsets: Tensor) -> Results:
+        with self._lent("attend", q=q) as (lent,):
+            with self._call("attend", tokens=len(q)):
+                returned = self._cache.attend(names, lent, offsets)
+            return self._results(returned, q, what="attend")
+
+    def _decoded(self, names: tuple[str, ...], packed: Rows) -> Results:
+        with self._lent("decode", q=packed.q, k=packed.k, v=packed.v) as (q, k, v):
+            with self._call("decode", tokens=len(packed)):
+                returned = self._cache.decode(names, q, k, v)
+            return self._results(returned, packed.q, what="decode")
 
     def _fork(self, op: Fork) -> None:
         with self._call("fork"):
@@ -355,12 +359,9 @@ class Session:
         rows = self._rows(name, length)
         full = self._full(rows)
         recorded = self._live[name].recorded()
-        self._compare(_both(recorded, full, sequence=name, check="rescore"))
-        offsets = offsets_of(length, device=self._device)
-        with self._call("attend", tokens=length):
-            returned = self._cache.attend((name,), rows.q, offsets)
-        again = self._results(returned, rows.q, what="attend")
-        self._compare(_both(again, full, sequence=name, check="rescore"))
+        self._compare(both(recorded, full, sequence=name, check="rescore"))
+        again = self._attended((name,), rows.q, offsets_of(length, device=self._device))
+        self._compare(both(again, full, sequence=name, check="rescore"))
 
     def _generate(self, op: Generate) -> None:
         """Decode greedily, then compare with teacher forcing of the same ids."""
@@ -394,7 +395,7 @@ class Session:
             for output, expected, got in pairs
         ]
         mine, same = live.recorded()[start:stop], full[start:stop]
-        self._compare([*made, *_both(mine, same, sequence=op.sequence, check="rescore", at=start)])
+        self._compare([*made, *both(mine, same, sequence=op.sequence, check="rescore", at=start)])
 
     # Checks.
 
@@ -444,7 +445,7 @@ class Session:
         return "reuse" if self.model.has_reused_pages(name) else "chunk"
 
     def _against_full(
-        self, name: str, got: _Results, *, start: int, check: Check
+        self, name: str, got: Results, *, start: int, check: Check
     ) -> list[Comparison]:
         """Compare results of adjacent tokens with the same positions of a full prefill."""
         live, length = self._live[name], self.model.sequences[name].length
@@ -454,7 +455,7 @@ class Session:
         if self._longest is None or length > self._longest[0]:
             self._longest = length, live.values
         expected = live.prefill[start : start + len(got.out)]
-        return _both(got, expected, sequence=name, check=check, at=start)
+        return both(got, expected, sequence=name, check=check, at=start)
 
     def _reach(self, length: int) -> int:
         """Return how many tokens are prefilled for a sequence of so many."""
@@ -538,22 +539,33 @@ class Session:
         except (Exception, SystemExit) as error:  # noqa: BLE001  # judged, not swallowed
             raise _Broken(Verdict.CRASHES, message=_message(error)) from None
 
-    def _results(self, returned: object, q: Tensor, *, what: str) -> _Results:
+    @contextmanager
+    def _lent(self, call: str, **tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Lend copies to a call; see that it left them, then overwrite them as callers do."""
+        lent = {name: values.clone() for name, values in tensors.items()}
+        yield tuple(lent.values())
+        name = taken_back(lent, tensors)
+        if name:
+            message = f"{call} wrote to its argument {name}, which is the caller's."
+            raise _Broken(Verdict.DRIFTS, check="input", message=message)
+
+    def _results(self, returned: object, q: Tensor, *, what: str) -> Results:
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         with self._returned():
             if not isinstance(returned, tuple) or len(returned) != 2:
                 raise OutputError(
                     f"The cache returned {type(returned).__name__} of {what}: return out and lse."
                 )
-            return _Results(
-                out=checked(returned[0], what=f"out of {what}", like=q),
-                lse=checked(returned[1], what=f"lse of {what}", like=lse),
+            # Copied at once: what a call returns may lie in memory that the next one uses.
+            return Results(
+                out=checked(returned[0], what=f"out of {what}", like=q).clone(),
+                lse=checked(returned[1], what=f"lse of {what}", like=lse).clone(),
             )
 
-    def _full(self, rows: Rows) -> _Results:
+    def _full(self, rows: Rows) -> Results:
         if isinstance(self._prefill, OperatorPrefill):
             out, lse = self._prefill.full(rows)
-            return _Results(out=out, lse=lse)
+            return Results(out=out, lse=lse)
         with self._returned():
             returned = self._prefill.full(rows)
         return self._results(returned, rows.q, what="attend")
@@ -561,23 +573,9 @@ class Session:
     def _rows(self, name: str, count: int) -> Rows:
         return self._live[name].values.upto(count)
 
-    def _record(self, name: str, results: _Results) -> None:
+    def _record(self, name: str, results: Results) -> None:
         self._live[name].results.append(results)
 
 
 def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
-
-
-def _both(
-    got: _Results, expected: _Results, *, sequence: str, check: Check, at: int = 0
-) -> list[Comparison]:
-    return [
-        Comparison(
-            check=check, output=output, sequence=sequence, start=at, expected=side, got=other
-        )
-        for output, side, other in (
-            ("out", expected.out, got.out),
-            ("lse", expected.lse, got.lse),
-        )
-    ]

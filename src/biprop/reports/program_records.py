@@ -88,6 +88,11 @@ class CacheReport:
         return {word: self.coverage.get(word, 0) / count for word in COVERAGE}
 
     @property
+    def is_power_measured(self) -> bool:
+        """Whether it is known what the cache sums: full prefills are those of an operator."""
+        return self.reference.is_registered or bool(self.reference.attention)
+
+    @property
     def exit_code(self) -> int:
         """0 held, 1 violated, 2 unsupported, 3 vacuous."""
         if self.verdict.is_violation:
@@ -126,7 +131,11 @@ def cache_report_to_data(report: CacheReport) -> dict[str, Json]:
         "comparisons": report.comparisons,
         "coverage": {word: round(share, 4) for word, share in report.shares.items()},
         "smoke": {name: verdict.value for name, verdict in report.smoke.items()},
-        "power": {"powered": report.powered, "share": report.power_share},
+        "power": (
+            {"powered": report.powered, "share": report.power_share}
+            if report.is_power_measured
+            else None
+        ),
         "seconds": report.seconds,
         "seed": report.seed,
         "message": report.message,

@@ -90,6 +90,14 @@ def _refuse(fixture: ProgramFixture) -> None:
         )
     if fixture.program.vocabulary is not None:
         raise UnsupportedError("Tokens are made by a small model of biprop: use --issue.")
+    expect = fixture.expect
+    is_judged_by_biprop = expect.verdict is Verdict.CRASHES and expect.message.startswith(
+        ("OutputError", "SystemExit", "The target")
+    )
+    if is_judged_by_biprop or expect.cause.check == "input":
+        raise UnsupportedError(
+            f"biprop saw {expect.message!r}, which a script without it does not show: use --issue."
+        )
     if fixture.expect.verdict is Verdict.INACCURATE:
         raise UnsupportedError("The reference and its tolerance are those of biprop: use --issue.")
 

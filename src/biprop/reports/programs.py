@@ -56,6 +56,7 @@ __all__ = [
 CHECKS_IN_WORDS: Mapping[str, str] = MappingProxyType(
     {
         "stored": "what is read back has the bits that were written, in the storage dtype",
+        "input": "a call leaves the tensors that it is given as they are",
         "length": "as many tokens are stored as were written",
         "untouched": "an operation changes nothing of other sequences",
         "fork": "a fork holds the bits of its parent's first tokens",
@@ -76,6 +77,12 @@ _REPLAY = "Replay it from the text of this issue, saved as `issue.md`:"
 # Beyond it exp(d) is no float.
 _RATIO_EXPONENT_MAX = 700.0
 _PROGRAM_LINES_MAX = 7
+
+
+def _power_in_words(report: CacheReport) -> str:
+    if not report.is_power_measured:
+        return "power not measured: of a target it is not known what it sums"
+    return f"{report.powered} programs with power, order power {report.power_share:.2f}"
 
 
 def render_cache_check(report: CacheReport, *, by_path: bool = False) -> str:
@@ -101,7 +108,7 @@ def render_cache_check(report: CacheReport, *, by_path: bool = False) -> str:
     lines.append(
         f"{counted(report.programs, 'program')}, {counted(report.ops, 'operation')}, "
         f"{counted(report.comparisons, 'comparison')}, {report.seconds:.1f} s, seed {report.seed}, "
-        f"{report.powered} programs with power, order power {report.power_share:.2f}"
+        f"{_power_in_words(report)}"
     )
     if report.message:
         lines.append(plain(report.message))
