@@ -53,9 +53,9 @@ class Seconds(click.FloatRange):
 
     def convert(
         self,
-        value: Any,
+        value: Any,  # noqa: ANN401
         param: click.Parameter | None,
-        ctx: click.Context | None,  # noqa: ANN401
+        ctx: click.Context | None,
     ) -> float:
         """Return the number; a NaN lies in every range for click."""
         seconds: float = super().convert(value, param, ctx)
