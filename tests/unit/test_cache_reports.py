@@ -219,6 +219,13 @@ class TestScript:
             ),
             (
                 {
+                    "cause": ProgramCause(verdict=Verdict.CRASHES),
+                    "message": "The cache ended the process with exit status 0 in stage 'program'.",
+                },
+                "exit status 0",
+            ),
+            (
+                {
                     "program": attrs.evolve(
                         PROGRAM,
                         shape=attrs.evolve(PROGRAM.shape, width=256, block_count=64),

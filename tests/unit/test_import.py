@@ -58,9 +58,10 @@ except SystemExit as exit:
     assert heavy_modules_after(code) == []
 
 
-def test_searching_brings_no_torch() -> None:
-    """The process of `biprop check` draws cases; torch is its worker's, which takes seconds."""
-    assert heavy_modules_after("import biprop.cli.searching") == ["hypothesis"]
+@pytest.mark.parametrize("module", ["biprop.cli.searching", "biprop.cli.cache_searching"])
+def test_searching_brings_no_torch(module: str) -> None:
+    """The process that draws cases or programs leaves torch to its worker: it takes seconds."""
+    assert heavy_modules_after(f"import {module}") == ["hypothesis"]
 
 
 def test_probe_sees_torch() -> None:

@@ -18,6 +18,7 @@ from biprop.cli.options import (
     json_option,
     parse_device,
     parse_dtype,
+    profile_option,
     store_option,
 )
 from biprop.cli.output import emit
@@ -88,13 +89,7 @@ Exit codes:
     show_default=True,
     help="The same seed writes the same programs.",
 )
-@click.option(
-    "--profile",
-    type=click.Choice(["dev", "pr", "nightly"]),
-    default="pr",
-    show_default=True,
-    help="How thorough the search is.",
-)
+@profile_option
 @click.option(
     "--device", default="cpu", metavar="NAME", show_default=True, help="cpu, cuda or cuda:N."
 )

@@ -20,6 +20,7 @@ from biprop.cli.options import (
     parse_classes,
     parse_device,
     parse_dtype,
+    profile_option,
     store_option,
     timeout_option,
 )
@@ -110,13 +111,7 @@ Exit codes:
     show_default=True,
     help="The same seed draws the same cases.",
 )
-@click.option(
-    "--profile",
-    type=click.Choice(["dev", "pr", "nightly"]),
-    default="pr",
-    show_default=True,
-    help="How thorough the search is.",
-)
+@profile_option
 @store_option
 @timeout_option
 @json_option

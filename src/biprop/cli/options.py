@@ -28,6 +28,7 @@ __all__ = [
     "parse_classes",
     "parse_device",
     "parse_dtype",
+    "profile_option",
     "store_option",
     "timeout_option",
 ]
@@ -77,6 +78,13 @@ timeout_option = click.option(
     metavar="SECONDS",
     show_default=True,
     help="After which one run of the kernel counts as hung; the first one gets three times that.",
+)
+profile_option = click.option(
+    "--profile",
+    type=click.Choice(["dev", "pr", "nightly"]),
+    default="pr",
+    show_default=True,
+    help="How thorough the search is.",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
