@@ -11,7 +11,8 @@ from tests.cli.commands import Run, one_sentence
 from tests.cli.targets import MINE
 from tests.unit.sample_fixtures import sample
 
-from biprop.fixtures.load import read_fixture
+from biprop.fixtures.load import fixture_from_data
+from biprop.fixtures.parse import parse_json
 from biprop.fixtures.records import FORMAT, fixture_text, make_fixture
 from biprop.judgment import Outcome
 from biprop.operators import KernelReference
@@ -129,7 +130,7 @@ class TestStatus:
         """The worst of them decides the exit code, and --json lists all."""
         (elsewhere / "mine.py").write_text(MENDED)
         (elsewhere / "twin.py").write_text(MINE)
-        mended = read_fixture(found)
+        mended = fixture_from_data(parse_json(found.read_text()))
         twin = "twin.py:centre_wrongly"
         broken = make_fixture(
             reference=attrs.evolve(mended.reference, operator=twin, target=twin),

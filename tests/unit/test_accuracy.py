@@ -16,7 +16,8 @@ from biprop.data.recipe import Recipe
 from biprop.errors import CaseError, OutputError, TargetError
 from biprop.execution import prepare, run_canonical
 from biprop.execution.reference import run_reference
-from biprop.fixtures.load import fixtures_in
+from biprop.fixtures.load import fixture_from_data
+from biprop.fixtures.parse import parse_json
 from biprop.fixtures.records import fixture_text
 from biprop.fixtures.replay import replay
 from biprop.generation import rescaled
@@ -431,7 +432,7 @@ def searched(kernel: Kernel) -> tuple[Outcome, InProcessJudge, str]:
 def test_inaccurate_kernel_is_found_shrunk_and_replayed() -> None:
     """Found after invariance held, the smallest case replays, and is fixed by a healthy kernel."""
     outcome, judge, text = searched(scaled(1.001))
-    (fixture,) = fixtures_in(text)
+    fixture = fixture_from_data(parse_json(text))
     case = fixture.case
 
     assert outcome.verdict is Verdict.INACCURATE

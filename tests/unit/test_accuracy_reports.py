@@ -10,7 +10,7 @@ from tests.unit.sample_fixtures import PROVENANCE
 from biprop.case import Against, Case, TransformData
 from biprop.data.recipe import Recipe
 from biprop.errors import FixtureError, UnsupportedError
-from biprop.fixtures.load import fixtures_in
+from biprop.fixtures.programs import any_fixtures_in
 from biprop.fixtures.records import Fixture, fixture_text, make_fixture
 from biprop.fixtures.replay import Replayed
 from biprop.judgment import (
@@ -155,7 +155,7 @@ class TestWords:
         assert promise in text
         assert "must give the same bits" not in text
         assert "y: d beyond what is allowed on 1 of 1 tokens (100.0%)" in text
-        assert fixtures_in(text) == (found(against),)
+        assert any_fixtures_in(text) == (found(against),)
 
     def test_replay_names_the_sides(self) -> None:
         """What is seen again is told as it was found."""
@@ -208,7 +208,7 @@ class TestRecords:
     def test_fixture_comes_back_as_it_was(self) -> None:
         """The thresholds are a part of the case, so that it replays under what it failed."""
 
-        assert fixtures_in(fixture_text(found(PARITY))) == (found(PARITY),)
+        assert any_fixtures_in(fixture_text(found(PARITY))) == (found(PARITY),)
         assert json.loads(fixture_text(found(PARITY)))["case"]["against"] == {
             "relation": "P",
             "backend": "torch",
@@ -245,4 +245,4 @@ class TestRecords:
         """A text that no search writes is not run."""
 
         with pytest.raises(FixtureError, match=reason):
-            fixtures_in(fixture_text(fixture))
+            any_fixtures_in(fixture_text(fixture))

@@ -16,14 +16,9 @@ from tests.unit.sample_fixtures import LINEAR, sample
 from biprop.case import Case, Json, TransformData
 from biprop.data.recipe import Recipe
 from biprop.errors import BipropError, FixtureError
-from biprop.fixtures.load import (
-    check_allowed,
-    fixture_from_data,
-    fixtures_in,
-    read_fixture,
-    read_text,
-)
+from biprop.fixtures.load import check_allowed, fixture_from_data, read_text
 from biprop.fixtures.parse import TEXT_BYTES_MAX, parse_json
+from biprop.fixtures.programs import any_fixtures_in, read_any, text_of
 from biprop.fixtures.records import CONVERTER, Fixture, fixture_text, fixture_to_data, id_of
 from biprop.fixtures.store import Store, keep, locate, project_root
 from biprop.judgment import Cause, Verdict
@@ -61,7 +56,7 @@ class TestRoundTrip:
 
     def test_text_reads_back_as_the_same_fixture(self) -> None:
         """Nothing is lost, and nothing is added."""
-        assert fixtures_in(TEXT) == (sample(),)
+        assert any_fixtures_in(TEXT) == (sample(),)
 
     def test_format_comes_first(self) -> None:
         """A reader of tomorrow sees the format before anything else."""
@@ -86,7 +81,9 @@ class TestRoundTrip:
         reference = attrs.evolve(sample().reference, call={"eps": 1e-6})
 
         assert sample(reference=reference).id != sample().id
-        assert fixtures_in(fixture_text(sample(reference=reference)))[0].call == {"eps": 1e-6}
+        assert fixture_from_data(parse_json(fixture_text(sample(reference=reference)))).call == {
+            "eps": 1e-6
+        }
 
     def test_text_is_ascii_without_control_codes(self) -> None:
         """It survives every terminal and every issue tracker."""
@@ -94,7 +91,7 @@ class TestRoundTrip:
 
         assert text.isascii()
         assert "\x1b" not in text
-        assert fixtures_in(text)[0].expect.message == "\x1b[31m\N{SNOWMAN}"
+        assert any_fixtures_in(text)[0].expect.message == "\x1b[31m\N{SNOWMAN}"
 
 
 class TestIssueText:
@@ -119,14 +116,14 @@ class TestIssueText:
     )
     def test_fixture_is_found(self, wrap: Callable[[str], str]) -> None:
         """Fences, line ends and the indentation of a list do not matter."""
-        assert fixtures_in(wrap(TEXT)) == (sample(),)
+        assert any_fixtures_in(wrap(TEXT)) == (sample(),)
 
     def test_several_blocks_are_several_fixtures(self) -> None:
         """Each is read once."""
         other = sample(cause=Cause(verdict=Verdict.DRIFTS, direction="forward", output="out"))
         text = "".join(f"```json\n{t}```\n" for t in (TEXT, fixture_text(other), TEXT))
 
-        assert fixtures_in(text) == (sample(), other)
+        assert any_fixtures_in(text) == (sample(), other)
 
 
 WRONG: dict[str, str] = {
@@ -258,7 +255,7 @@ class TestStrangers:
     def test_wrong_text_is_refused_in_one_sentence(self, name: str) -> None:
         """Every wrong text raises FixtureError, whose message is one printable sentence."""
         with pytest.raises(FixtureError) as caught:
-            fixtures_in(WRONG[name])
+            any_fixtures_in(WRONG[name])
 
         assert is_sentence(str(caught.value)), str(caught.value)
 
@@ -271,14 +268,14 @@ class TestStrangers:
 
         assert dead != counted
         for text in (last, neighbour, counted):
-            assert len(fixtures_in(with_own_id(text))) == 1
+            assert len(any_fixtures_in(with_own_id(text))) == 1
 
     def test_values_that_spent_shrinking_left_behind_are_read(self) -> None:
         """A finding whose proof is not complete may hold values of a token that was cut off."""
         data = json.loads(changed("case", "data", "input", "points", 0, "at", "@", to=5))
         data["proof"].pop("complete")
 
-        assert len(fixtures_in(with_own_id(json.dumps(data)))) == 1
+        assert len(any_fixtures_in(with_own_id(json.dumps(data)))) == 1
 
     def test_nothing_is_expanded_before_sizes_are_known(self) -> None:
         """Refusing the hugest files takes next to no memory."""
@@ -286,7 +283,7 @@ class TestStrangers:
         tracemalloc.start()
         for name in names:
             with pytest.raises(FixtureError):
-                fixtures_in(WRONG[name])
+                any_fixtures_in(WRONG[name])
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
 
@@ -317,10 +314,10 @@ class TestStrangers:
         text = fixture_text(sample(case=case, reference=reference))
 
         if is_fine:
-            assert fixtures_in(text)[0].case == case
+            assert fixture_from_data(parse_json(text)).case == case
         else:
             with pytest.raises(FixtureError, match="elements, more than"):
-                fixtures_in(text)
+                any_fixtures_in(text)
 
     def test_contexts_that_every_launch_is_fed_again_count(self) -> None:
         """A long sequence is fine, and so are many cuts, but not one before each of its tokens."""
@@ -342,10 +339,10 @@ class TestStrangers:
             )
 
             if is_fine:
-                assert fixtures_in(text)[0].case == case
+                assert fixture_from_data(parse_json(text)).case == case
             else:
                 with pytest.raises(FixtureError, match="to each of 8001 launches, more than"):
-                    fixtures_in(text)
+                    any_fixtures_in(text)
 
     def test_unregistered_target_needs_leave(self) -> None:
         """Only the exact text of the target is leave."""
@@ -364,7 +361,7 @@ class TestStrangers:
             backend="torch",
         )
 
-        check_allowed(fixtures_in(fixture_text(sample(reference=reference)))[0])
+        check_allowed(fixture_from_data(parse_json(fixture_text(sample(reference=reference)))))
 
     def test_stream_is_read_no_further_than_needed(self) -> None:
         """An endless standard input ends the reading, not the memory."""
@@ -391,7 +388,7 @@ class TestStrangers:
         path.write_bytes(raw)
 
         with pytest.raises(FixtureError, match="UTF-8"):
-            read_fixture(path)
+            read_any(path)
 
 
 def _mutant(draw: random.Random, text: str) -> str:
@@ -459,13 +456,13 @@ def test_mutants_are_read_or_refused_in_one_sentence(count: int) -> None:
     for _ in range(count):
         text = _mutant(draw, TEXT)
         try:
-            found = fixtures_in(text)
+            found = any_fixtures_in(text)
         except FixtureError as error:
             sentences.append(str(error))
         else:
             read += 1
             for fixture in found:
-                assert fixture_from_data(parse_json(fixture_text(fixture))) == fixture
+                assert fixture_from_data(parse_json(text_of(fixture))) == fixture
 
     assert all(map(is_sentence, sentences))
     # Mutants that only change evidence are still fixtures.
@@ -481,7 +478,7 @@ class TestStore:
         path = Store(tmp_path / "found").save(fixture)
 
         assert path.name == f"torch_nn_functional_linear-out-{fixture.id[:8]}.json"
-        assert read_fixture(path) == fixture
+        assert read_any(path) == fixture
         for digits in (4, 8, 12, 16):
             assert locate(fixture.id[:digits], (Store(tmp_path / "found"),)) == path
 
@@ -500,7 +497,7 @@ class TestStore:
 
         assert path != newer
         assert newer.read_text(encoding="utf-8") == '{"format": "biprop-fixture-2"}'
-        assert read_fixture(path) == sample()
+        assert read_any(path) == sample()
 
     def test_ambiguous_beginning_is_refused(self, tmp_path: Path) -> None:
         """The sentence lists what it could mean."""
@@ -526,7 +523,7 @@ class TestStore:
         wrong.write_text("{}", encoding="utf-8")
 
         assert kept == tmp_path / ".hypothesis" / "fixtures" / found.name
-        assert read_fixture(kept) == sample()
+        assert read_any(kept) == sample()
         with pytest.raises(FixtureError):
             keep(wrong, tmp_path)
 

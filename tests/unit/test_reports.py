@@ -14,7 +14,7 @@ from tests.unit.sample_fixtures import DRIFT, outcome, sample
 from biprop.case import Case, Dtype, TransformData
 from biprop.data.recipe import Point, Recipe
 from biprop.errors import UnsupportedError
-from biprop.fixtures.load import fixtures_in
+from biprop.fixtures.programs import any_fixtures_in
 from biprop.fixtures.records import Fixture, make_fixture
 from biprop.fixtures.replay import replay
 from biprop.judgment import Cause, Proof, Verdict
@@ -198,9 +198,9 @@ class TestIssue:
         text = render_issue(fixture)
         in_list = "- finding:\n" + "".join(f"    {line}\n" for line in text.splitlines())
 
-        assert fixtures_in(text) == (fixture,)
-        assert fixtures_in(text.replace("\n", "\r\n")) == (fixture,)
-        assert fixtures_in(in_list) == (fixture,)
+        assert any_fixtures_in(text) == (fixture,)
+        assert any_fixtures_in(text.replace("\n", "\r\n")) == (fixture,)
+        assert any_fixtures_in(in_list) == (fixture,)
 
     def test_issue_tells_what_a_reader_needs(self) -> None:
         """Verdict, both patterns, launch facts, environment, RL figures and one command."""
