@@ -38,8 +38,11 @@ OPTIONS = {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": False}
 
 def forward(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Compute; arguments and results as those of `biprop.kernels.linear_logp.forward`."""
-    # Neither is read where nothing is indexed.
-    return _forward(hidden, weight, target, target, target, indexed=False)
+    # Neither is read where nothing is indexed; they have the dtypes that the other form's have, so
+    # that both forms run the same compiled kernel.
+    live = torch.empty(0, dtype=torch.uint8, device=hidden.device)
+    order = torch.empty(0, dtype=torch.int32, device=hidden.device)
+    return _forward(hidden, weight, target, live, order, indexed=False)
 
 
 def forward_indexed(
@@ -65,21 +68,20 @@ def _forward(
         (row_tiles, stretches),
         (
             *(hidden, weight, target, live, order, largest, total, chosen),
-            *(rows, vocabulary, width, STRETCH, *hidden.stride(), *weight.stride()),
+            *(int(indexed), rows, vocabulary, width, STRETCH, *hidden.stride(), *weight.stride()),
             *(*target.stride(), *live.stride(), *order.stride()),
         ),
-        constants=_constants(vocabulary, width)
-        | {"INDEXED": indexed, "WIDEN": interpreted(linear_logp_stretch)},
+        constants=_constants(vocabulary, width) | {"WIDEN": interpreted(linear_logp_stretch)},
         options=OPTIONS,
     )
     launch(
         linear_logp_rows,
         (row_tiles,),
         (
-            *(largest, total, chosen, live, order, logp, lse, rows, stretches),
+            *(largest, total, chosen, live, order, logp, lse, int(indexed), rows, stretches),
             *(*live.stride(), *order.stride()),
         ),
-        constants={"R": ROW_COUNT, "INDEXED": indexed},
+        constants={"R": ROW_COUNT},
         options=OPTIONS,
     )
     return logp, lse
@@ -212,8 +214,8 @@ def _constants(vocabulary: int, width: int) -> dict[str, int]:
 
 @triton.jit(
     do_not_specialize=(
-        "row_count", "vocabulary", "width", "stretch", "hidden_row", "hidden_feature",
-        "weight_token", "weight_feature", "target_at", "live_at", "order_at",
+        "is_indexed", "row_count", "vocabulary", "width", "stretch", "hidden_row",
+        "hidden_feature", "weight_token", "weight_feature", "target_at", "live_at", "order_at",
     ),
     do_not_specialize_on_alignment=(
         "hidden", "weight", "target", "live", "order", "largest", "total", "chosen",
@@ -221,11 +223,15 @@ def _constants(vocabulary: int, width: int) -> dict[str, int]:
 )  # fmt: skip
 def linear_logp_stretch(
     hidden, weight, target, live, order, largest, total, chosen,
-    row_count, vocabulary, width, stretch, hidden_row, hidden_feature,
+    is_indexed, row_count, vocabulary, width, stretch, hidden_row, hidden_feature,
     weight_token, weight_feature, target_at, live_at, order_at,
-    R: tl.constexpr, W: tl.constexpr, D: tl.constexpr, INDEXED: tl.constexpr, WIDEN: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, D: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Reduce R rows over one stretch of the vocabulary in one pass, W tokens at a time."""
+    """Reduce R rows over one stretch of the vocabulary in one pass, W tokens at a time.
+
+    Whether rows are read through `order` is no compile-time value: two kernels compiled from one
+    source may lay a product out differently, and then differ in the last bit of a logit.
+    """
     head = tl.program_id(0).to(tl.int64) * R
     row_R = head + tl.arange(0, R)
     first_W = tl.arange(0, W).to(tl.int64)
@@ -234,7 +240,7 @@ def linear_logp_stretch(
     stop = tl.minimum(start + stretch, vocabulary)
     live_R = row_R < row_count
     slot_R = row_R
-    if INDEXED:
+    if is_indexed != 0:
         slot_R = tl.load(order + row_R * order_at, mask=live_R, other=0).to(tl.int64)
         live_R = live_R & (tl.load(live + slot_R * live_at, mask=live_R, other=0) != 0)
         # Live slots come first: where the first row is dead, so are the others.
@@ -282,12 +288,13 @@ def linear_logp_stretch(
 
 
 @triton.jit(
-    do_not_specialize=("row_count", "stretch_count", "live_at", "order_at"),
+    do_not_specialize=("is_indexed", "row_count", "stretch_count", "live_at", "order_at"),
     do_not_specialize_on_alignment=("largest", "total", "chosen", "live", "order", "logp", "lse"),
 )
 def linear_logp_rows(
-    largest, total, chosen, live, order, logp, lse, row_count, stretch_count, live_at, order_at,
-    R: tl.constexpr, INDEXED: tl.constexpr,
+    largest, total, chosen, live, order, logp, lse,
+    is_indexed, row_count, stretch_count, live_at, order_at,
+    R: tl.constexpr,
 ):  # fmt: skip
     """Join the stretches of R rows, from the first on."""
     row_R = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
@@ -310,7 +317,7 @@ def linear_logp_rows(
     lse_R = tl.where(is_finite_R, largest_R, 0.0) + tl.log(total_R)
     logp_R = chosen_R - lse_R
     slot_R = row_R
-    if INDEXED:
+    if is_indexed != 0:
         slot_R = tl.load(order + row_R * order_at, mask=is_row_R, other=0).to(tl.int64)
         is_live_R = tl.load(live + slot_R * live_at, mask=is_row_R, other=0) != 0
         logp_R = tl.where(is_live_R, logp_R, 0.0)

@@ -28,7 +28,6 @@ OTHERS |= {"context_first": "*i32", "context_last": "*i32", "queries": "*u8", "c
 CONSTANTS |= {"G": 4}
 POINTERS |= {"gate", "up", "dgate", "dup"}
 CONSTANTS |= {"PIECES": 8, "L": 1, "RANKS": 8}
-CONSTANTS |= {"INDEXED": True}
 POINTERS |= {"hidden", "dhidden"}
 FLOATS |= {"largest", "total", "chosen", "sums"}
 OTHERS |= {"live": "*u8"}
