@@ -267,7 +267,7 @@ def queries_gradient_in_order(
 ATTENTION_GRADIENTS = (
     Planted(
         name="keys_gradient_by_batch",
-        mechanism="GRAD",
+        mechanism="SPLIT",
         signature=_OFFSETS,
         function=keys_gradient_by_batch,
         healthy=keys_gradient_in_blocks,
@@ -278,7 +278,7 @@ ATTENTION_GRADIENTS = (
     ),
     Planted(
         name="lse_gradient_dropped",
-        mechanism="GRAD",
+        mechanism="SPLIT",
         signature=_LENGTHS,
         function=lse_gradient_dropped,
         healthy=lse_gradient_kept,
@@ -289,7 +289,7 @@ ATTENTION_GRADIENTS = (
     ),
     Planted(
         name="queries_gradient_rounded",
-        mechanism="GRAD",
+        mechanism="ROUND",
         signature=_MASKS,
         function=queries_gradient_rounded,
         healthy=queries_gradient_wide,

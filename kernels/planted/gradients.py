@@ -85,7 +85,7 @@ def linear_dweight_in_blocks(x: Tensor, weight: Tensor) -> Tensor:
 GRADIENTS = (
     Planted(
         name="linear_dx_by_rows",
-        mechanism="GRAD",
+        mechanism="SHAPE",
         signature=_LINEAR,
         function=linear_dx_by_rows,
         healthy=linear_dx_in_order,
@@ -95,7 +95,7 @@ GRADIENTS = (
     ),
     Planted(
         name="linear_dweight_by_rows",
-        mechanism="GRAD",
+        mechanism="SPLIT",
         signature=_LINEAR,
         function=linear_dweight_by_rows,
         healthy=linear_dweight_in_blocks,

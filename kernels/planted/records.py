@@ -1,5 +1,6 @@
 """What is known of a planted kernel, and of the healthy twin beside it."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import attrs
@@ -10,13 +11,16 @@ from biprop.signature import parse_restrictions, parse_signature
 
 __all__ = ["ChainDefect", "Extent", "Mechanism", "Planted"]
 
-# Kinds of defect, as public reports show them: another path by shape, another split of a sum, a
-# wrong index, dead or stale memory read, a statistic of the batch, lost segment starts, slots taken
-# for positions, another path by alignment or in the rest of a tile, gradients alone, and unordered
-# sums.
+# Kinds of defect, as public reports show them: another path by the shape of the batch, another
+# split of a sum, an order of adding that follows the owner of a shard, a statistic of the batch,
+# state kept across a boundary of the schedule, dead or stale memory read, a wrong index, slots
+# taken for positions, lost segment starts, a budget that neighbours use up, a share of the micro-
+# batch, unordered sums, one rounding more in one of two paths, plain inaccuracy, another path in
+# the rest of a tile.
 Mechanism = Literal[
-    "SHAPE", "SPLIT", "INDEX", "MEMB", "BSTAT", "SEGM", "POS", "TAIL", "GRAD", "ATOM"
-]
+    "SHAPE", "SPLIT", "COLL", "BSTAT", "STATE", "MEMB", "INDEX", "POS", "SEGM", "CAP", "NORM",
+    "ATOM", "ROUND", "ACC", "TAIL",
+]  # fmt: skip
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -25,17 +29,22 @@ class ChainDefect:
 
     Attributes:
         name: Unique among these defects.
+        mechanism: Kind of defect.
         operator: Name of the operator that it breaks.
         direction: What is broken; the operator's own other direction stays as it is, and holds.
         function: Takes the place of the forward or of the backward.
         form: Of the operator's signatures, the one that it implements.
+        verdict: What a case that shows it is judged; INACCURATE where it is the same in every
+            batch.
     """
 
     name: str
+    mechanism: Mechanism
     operator: str
     direction: Literal["forward", "backward"]
     function: KernelFunction
     form: str = "packed"
+    verdict: Literal["DRIFTS", "INACCURATE"] = "DRIFTS"
 
 
 @attrs.frozen(kw_only=True)
@@ -78,6 +87,9 @@ class Planted:
         dims: Restrictions of the free dimensions.
         deterministic: False where the same call gives different bits from run to run.
         interpreted: Whether Triton's interpreter runs it on a CPU, so that cases must be small.
+        rare: Where it shows at few sizes alone, whether a size is one of them; the kernel asks the
+            same function.
+        conditions: How many conditions must be met at once.
     """
 
     name: str
@@ -92,6 +104,8 @@ class Planted:
     dims: str = ""
     deterministic: bool = True
     interpreted: bool = False
+    rare: Callable[[int], bool] | None = None
+    conditions: int = 1
 
     def kernel(self, *, healthy: bool = False) -> Kernel:
         """Return the planted kernel, or its twin, as an unregistered kernel."""
