@@ -17,6 +17,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from biprop.data.transfer import moved, moved_all
 from biprop.kernels.tiles import halving_sum
 
 __all__ = ["backward_packed", "backward_padded", "forward_packed", "forward_padded", "lane_count"]
@@ -138,13 +139,10 @@ class _Tokens:
         """Make the record from tensors on the CPU, for arguments such as `like`."""
         is_other = torch.ones(len(like), dtype=torch.bool)
         is_other[slots] = False
-        return cls(
-            slots=slots.to(like.device),
-            others=is_other.nonzero()[:, 0].to(like.device),
-            tiles=tiles.to(like.device),
-            rows=rows.to(like.device),
-            tile_count=tile_count,
+        slots, others, tiles, rows = moved_all(
+            like.device, [slots, is_other.nonzero()[:, 0], tiles, rows]
         )
+        return cls(slots=slots, others=others, tiles=tiles, rows=rows, tile_count=tile_count)
 
     def tiled(self, values_NHD: Tensor, lanes: int) -> Tensor:
         """Copy `[slots, H, D]` into zero-filled float32 tiles `[lanes, TILE, W]`, H lanes each."""
@@ -234,7 +232,7 @@ def _plan(queries: _Side, contexts: _Side, q: Tensor, k: Tensor) -> _Plan:
             tile_count=int(context_tiles.sum()),
             like=k,
         ),
-        own=(base[sequence] + index)[order].to(q.device),
+        own=moved((base[sequence] + index)[order], q.device),
         counts=index.bincount().flip(0).cumsum(0).flip(0).tolist(),
     )
 

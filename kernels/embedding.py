@@ -18,6 +18,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from biprop.data.transfer import moved
 from biprop.kernels.deferred import triton_backend
 from biprop.kernels.tiles import token_blocks
 from biprop.operators import Form, Implementation, InvarianceDeclaration, Operator, Reducer
@@ -72,8 +73,8 @@ def backward(
     slots, blocks = token_blocks(offsets, order, position)
     if not blocks:
         return
-    sizes = torch.tensor([block.stop - block.start for block in blocks], device=slots.device)
-    parts = _parts_of(slots, ids, torch.repeat_interleave(sizes))
+    sizes = torch.tensor([block.stop - block.start for block in blocks])
+    parts = _parts_of(slots, ids, moved(torch.repeat_interleave(sizes), slots.device))
     for group, turns in _groups(parts, most=max(1, _ELEMENTS_MAX // dy.shape[1])):
         sums_PH = _sums(dy, group)
         for start, stop in turns:

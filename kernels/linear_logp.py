@@ -21,6 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from biprop.data.transfer import moved
 from biprop.kernels import logp
 from biprop.kernels.deferred import triton_backend
 from biprop.kernels.logp import tile_gradient, tile_logp
@@ -191,11 +192,12 @@ def backward(
     rows = _rows_of_tile(weight) // BLOCK_COUNT * BLOCK_COUNT
     for group in block_groups(blocks, width=padded(width)):
         own = slots[group[0].start : group[-1].stop]
-        places = _places(group).to(hidden.device)
+        places = moved(_places(group), hidden.device)
         tiled_by = partial(_tiled, slots=own, places=places, rows=rows, blocks=len(group))
         tiles_RH = tiled_by(hidden.float(), width=padded(width))
         numbers = zip(*(tiled_by(each[:, None]) for each in (target, lse, dlogp)), strict=True)
         gradients = []
+        left = len(group) * BLOCK_COUNT
         for hidden_RH, (target_R1, lse_R1, dlogp_R1) in zip(tiles_RH, numbers, strict=True):
             dlogits_RV = tile_gradient(
                 _logits(hidden_RH, to_logits, vocabulary),
@@ -204,9 +206,11 @@ def backward(
                 dlogp_R1=dlogp_R1,
             )
             gradients.append(_product(dlogits_RV, to_hidden))
-            for place in range(0, rows, BLOCK_COUNT):
+            # A tile that is not full ends with blocks of zeros, which add nothing.
+            for place in range(0, min(rows, left), BLOCK_COUNT):
                 block = slice(place, place + BLOCK_COUNT)
                 _add_product(dweight, dlogits_RV[block], hidden_RH[block])
+            left -= rows
         rows_NH = torch.cat(gradients)[:, :width].index_select(0, places)
         dhidden.index_copy_(0, own, rows_NH.to(hidden.dtype))
     return dhidden

@@ -19,6 +19,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from biprop.data.transfer import moved
+
 __all__ = [
     "BLOCK_COUNT",
     "PANEL_WIDTH",
@@ -157,8 +159,8 @@ def blocks_of_rows(
             for place in range(block.place, block.place + block.stop - block.start)
         ],
         dtype=torch.int64,
-        device=values_ND.device,
     )
+    places = moved(places, values_ND.device)
     tile[:, : rows_ND.shape[1]].index_copy_(0, places, rows_ND.float())
     return tile.view(len(blocks), BLOCK_COUNT, width)
 
@@ -233,7 +235,7 @@ def token_blocks(
     bounds: list[int] = offsets.tolist()
     slots = order.reshape(-1)[: bounds[-1]].long()
     heads = [start for start, stop in pairwise(bounds) if start < stop]
-    head_slots = slots.index_select(0, torch.tensor(heads, dtype=torch.int64, device=slots.device))
+    head_slots = slots.index_select(0, moved(torch.tensor(heads, dtype=torch.int64), slots.device))
     firsts: list[int] = position.reshape(-1).index_select(0, head_slots).tolist()
     tails = [stop for start, stop in pairwise(bounds) if start < stop]
     return slots, list(_position_blocks(heads, tails, firsts))
