@@ -44,6 +44,8 @@ _MORE = 24
 _STEERED_DRAWS = 32
 # Share of the time of a search that is left to relations A and P.
 _SHARE_AGAINST = 0.2
+# Times the time of a search that it may take in all, where evidence is what it lacks at the end.
+_PATIENCE = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -108,8 +110,9 @@ def search(
         max_examples: Of relation I, instead of what the profile says. Where a class lacks evidence
             and nothing was found, it is exceeded by up to a half and eight, and what the profile
             says by as many again and 24. Relations A and P get no more than it says each.
-        seconds_max: After which no further example is drawn, whatever evidence is lacking. The
-            first one always is, and what was found is still minimised. None: no limit.
+        seconds_max: After which no further example is drawn. Where nothing was found and evidence
+            is lacking, cases of what lacks it are drawn until four times as long. The first example
+            always is, and what was found is still minimised. None: no limit.
         seed: The same seed draws the same cases.
         keep: Stores a fixture and returns its path; None: nothing is stored.
         on_event: Is told what happens.
@@ -163,9 +166,11 @@ class _Search:
     # What stood in for the backend; empty while nothing did.
     fallback: str = ""
     start: float = 0.0
+    # When the present relation was begun.
+    phase_start: float = 0.0
 
     def run(self) -> CellReport:
-        self.start = start = time.monotonic()
+        self.start = self.phase_start = start = time.monotonic()
         unsupported = ""
         try:
             self._judge_fixed()
@@ -205,7 +210,7 @@ class _Search:
             names = (against.name, PROBES) if against.relation == "A" else (against.name,)
             self.tally.reasons_against.update(dict.fromkeys(names, reason))
             return
-        self.phase, self.is_over = against, False
+        self.phase, self.is_over, self.phase_start = against, False, time.monotonic()
         self.judged_before = self.tally.examples + self.tally.examples_against
         self.space = attrs.evolve(self.space, only=against)
         while not self.is_over and self._rounds_left():
@@ -276,7 +281,7 @@ class _Search:
     def _example(self, number: int) -> None:
         if number not in self.seen:
             # One example is always judged, however slow the start was.
-            if self._judged() and self._elapsed() >= self._deadline():
+            if self._judged() and time.monotonic() - self.phase_start >= self._seconds_of_phase():
                 raise _LateError
             if self._judged() >= self._example_count_max():
                 return
@@ -348,14 +353,16 @@ class _Search:
     def _elapsed(self) -> float:
         return time.monotonic() - self.start
 
-    def _deadline(self) -> float:
+    def _seconds_of_phase(self) -> float:
         """Return the seconds after which the present relation is judged no more."""
         relations = self.space.against
-        if not relations:
-            return self.seconds_max
-        done = 0 if self.phase is None else 1 + relations.index(self.phase)
-        share = 1 - _SHARE_AGAINST * (1 - done / len(relations))
-        return self.seconds_max * share
+        if self.phase is not None:
+            share, lacks = _SHARE_AGAINST / len(relations), self.tally.lacks(self.phase)
+        else:
+            share = 1 - _SHARE_AGAINST if relations else 1.0
+            lacks = bool(self.tally.lacking())
+        waits = lacks and not self.findings.items and not self.tally.is_mostly_rejected
+        return self.seconds_max * share * (_PATIENCE if waits else 1)
 
     def _is_half_over(self) -> bool:
         is_late = self._elapsed() >= self.seconds_max / 2

@@ -49,7 +49,8 @@ class CellOptions:
         cells: Expression that chooses cells by their ids, as pytest's `-k`; empty: all, and the
             tests of tests/gpu.
         max_examples: Of each cell; None: as the profile says.
-        max_seconds: After which a cell draws no further example; None: no limit.
+        max_seconds: After which a cell draws no further example, or after four times as long where
+            evidence is lacking; None: no limit.
     """
 
     device: str

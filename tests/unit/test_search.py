@@ -309,13 +309,29 @@ def test_lanes_need_different_minima() -> None:
 
 
 def test_time_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once its time is over a search draws nothing more, and says what it lacks."""
+    """Once its time is over a search draws nothing more where it has all evidence."""
+    seconds = count()
+    monkeypatch.setattr("biprop.strategies.search.time.monotonic", lambda: next(seconds))
+    space = attrs.evolve(SPACE, classes=wanted_classes(["T8"]))
+
+    report, judge = searched(lambda *_: None, space=space, seconds_max=30.0)
+
+    assert 4 < len(judge.asked) < 30
+    assert report.verdict is Verdict.HOLDS
+
+
+def test_lacking_evidence_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a class lacks evidence, a search takes up to four times its time, and ends then."""
     seconds = count()
     monkeypatch.setattr("biprop.strategies.search.time.monotonic", lambda: next(seconds))
 
-    report, judge = searched(lambda *_: None, seconds_max=30.0)
+    def holds_without_power(_: Case, names: frozenset[str]) -> Outcome | None:
+        classes = dict.fromkeys(names, "unpowered")
+        return Outcome(verdict=Verdict.HOLDS, classes=classes, launches=2)
 
-    assert 4 < len(judge.asked) < 30
+    report, judge = searched(holds_without_power, seconds_max=30.0, max_examples=10_000)
+
+    assert 30 < len(judge.asked) < 120
     assert report.verdict is Verdict.VACUOUS
     assert "Too few powered examples" in report.message
 

@@ -67,7 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         type=float,
         default=None,
-        help="after which a cell draws no further example; what evidence it then lacks, it lacks",
+        help="after which a cell draws no further example, or after four times as long where it "
+        "lacks evidence",
     )
 
 
