@@ -175,6 +175,7 @@ def _ended(path: Path, *, status: int, seconds: float) -> CellsEvidence:
     is_met = (
         bool(evidence.cells)
         and all(cell.is_met for cell in evidence.cells)
+        and all(cache.is_met for cache in evidence.caches)
         and not evidence.tests.failed
     )
     ended = attrs.evolve(

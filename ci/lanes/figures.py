@@ -53,6 +53,10 @@ _SECTION = re.compile(
 _MARK = re.compile(r"<!-- /?figures\b")
 _DIGITS_SHOWN = 12
 _CELLS_HEAD = ("part", "cells that held", "examples", "launches", "time", "largest", "sources")
+_CACHES_HEAD = (
+    *("part", "cache", "dtype", "verdict", "programs", "operations", "tensors compared"),
+    "fixed programs that hold",
+)
 _FINDINGS_HEAD = ("PyTorch on this device", "verdict", "smallest case", "replayed", "fixture")
 _COLUMNS = tuple(
     (dtype, direction) for dtype in ("float32", "bfloat16") for direction in ("forward", "backward")
@@ -240,9 +244,34 @@ def _speeds(evidence: Collected) -> str:
     )
 
 
+def _caches(evidence: Collected) -> str:
+    """Return each KV cache of either part: what was judged, and at which sizes of pages."""
+    rows: list[tuple[str, ...]] = [
+        (
+            found.part,
+            f"{cache.cache} {cache.layout} {cache.backend}",
+            cache.dtype,
+            cache.verdict or "did not end",
+            f"{cache.programs:,}",
+            f"{cache.ops:,}",
+            f"{cache.comparisons:,}",
+            ", ".join(name for name, verdict in cache.fixed.items() if verdict == "HOLDS"),
+        )
+        for found in (evidence.pr, evidence.nightly)
+        if found is not None
+        for cache in found.caches
+    ]
+    parts = [found for found in (evidence.pr, evidence.nightly) if found and found.caches]
+    if not rows:
+        return "No cache was run on a GPU yet."
+    places = "; and on ".join(dict.fromkeys(_place(found) for found in parts))
+    return "\n".join([f"Measured on {places}.", "", *_table(_CACHES_HEAD, rows)])
+
+
 _SECTIONS: Mapping[str, Callable[[Collected], str]] = {
     "gpu": _gpu,
     "cells": _cells,
+    "caches": _caches,
     "times": _times,
     "speeds": _speeds,
 }

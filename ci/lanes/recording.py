@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 from ci.lanes.records import (
+    CacheResult,
     CellResult,
     CellsEvidence,
     ClassResult,
@@ -24,8 +25,10 @@ from ci.lanes.where import without_folders
 
 from biprop.fixtures.records import CONVERTER
 from biprop.generation import Lane, Space, real_sizes
+from biprop.kvcache.converting import CONVERTER as PROGRAM_CONVERTER
 from biprop.pytest_plugin.summary import PROPERTY
 from biprop.registry import build_registry
+from biprop.reports.program_records import CacheReport
 from biprop.reports.records import CellReport
 from biprop.signature import parse_restrictions, parse_signature
 from biprop.strategies.cells import Cell, cells_of
@@ -71,7 +74,7 @@ class Recorder:
         self._cells = {cell.id: cell for cell in cells_of(build_registry())}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep a cell, or count a test."""
+        """Keep a cell or a cache, or count a test."""
         # A set-up that fails has no call, and what fails after the call fails the test too.
         if report.when != "call" and report.outcome == "passed":
             return
@@ -79,10 +82,13 @@ class Recorder:
             json.loads(str(value)) for name, value in report.user_properties if name == PROPERTY
         ]
         found = [entry for entry in entries if entry["kind"] == "cell"]
+        caches = [entry for entry in entries if entry["kind"] == "cache"]
         item = report.nodeid.partition("[")[2].removesuffix("]")
         if found:
             wanted = self._wanted(self._cells[item]) if item in self._cells else {}
             self._keep(_result_of(found[0], wanted=wanted, message=_message(report)))
+        elif caches:
+            self._keep_cache(_cache_result_of(caches[0], message=_message(report)))
         elif item in self._cells:
             self._keep(_unfinished(self._cells[item], message=_message(report)))
         else:
@@ -110,6 +116,11 @@ class Recorder:
             cells, registered=before.totals.cells_registered, seconds=before.run.seconds
         )
         self._write(attrs.evolve(before, cells=cells, totals=totals))
+
+    def _keep_cache(self, result: CacheResult) -> None:
+        others = [cache for cache in self._evidence.caches if cache.id != result.id]
+        caches = tuple(sorted([*others, result], key=lambda cache: cache.id))
+        self._write(attrs.evolve(self._evidence, caches=caches))
 
     def _count(self, report: pytest.TestReport) -> None:
         before = self._evidence.tests
@@ -157,6 +168,28 @@ def _result_of(entry: dict[str, object], *, wanted: dict[str, int], message: str
         },
         largest=report.largest,
         wanted=wanted,
+        message=without_folders(report.message) or message,
+    )
+
+
+def _cache_result_of(entry: dict[str, object], *, message: str) -> CacheResult:
+    report = PROGRAM_CONVERTER.structure(entry["report"], CacheReport)
+    return CacheResult(
+        id=str(entry["id"]),
+        cache=report.reference.cache,
+        layout=report.layout,
+        backend=report.reference.backend,
+        actual_backend=report.actual_backend,
+        dtype=report.dtype,
+        verdict=report.verdict.value,
+        causes=tuple(finding.fixture.expect.cause.key for finding in report.findings),
+        programs=report.programs,
+        ops=report.ops,
+        comparisons=report.comparisons,
+        coverage={name: round(share, _DIGITS) for name, share in report.shares.items()},
+        fixed={name: verdict.value for name, verdict in report.smoke.items()},
+        powered=report.powered,
+        seconds=round(report.seconds, _DIGITS),
         message=without_folders(report.message) or message,
     )
 

@@ -19,6 +19,7 @@ from biprop.errors import BipropError
 __all__ = [
     "FORMAT",
     "PARTS",
+    "CacheResult",
     "Cause",
     "CellResult",
     "CellsEvidence",
@@ -198,6 +199,53 @@ class CellResult:
 
 
 @attrs.frozen(kw_only=True)
+class CacheResult:
+    """One KV cache in one layout, backend and dtype.
+
+    Attributes:
+        id: As `pytest` names it.
+        cache: Its name.
+        layout: Of its pages.
+        backend: As it was asked for.
+        actual_backend: What ran.
+        dtype: Of queries, keys and values.
+        verdict: Of the search.
+        causes: What was found, one key a cause.
+        programs: Drawn and judged.
+        ops: Operations run in them.
+        comparisons: Tensors compared.
+        coverage: Share of the programs that reached each situation.
+        fixed: Verdict of each fixed program, by its name; those in the sizes of a model are named
+            `real-` and the tokens of a page.
+        powered: Programs with power.
+        seconds: Of the search.
+        message: Why it is not HOLDS; empty where it is.
+    """
+
+    id: str
+    cache: str
+    layout: str
+    backend: str
+    actual_backend: str
+    dtype: str
+    verdict: str
+    causes: tuple[str, ...]
+    programs: int
+    ops: int
+    comparisons: int
+    coverage: dict[str, float]
+    fixed: dict[str, str]
+    powered: int
+    seconds: float
+    message: str
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it held."""
+        return self.verdict == "HOLDS"
+
+
+@attrs.frozen(kw_only=True)
 class TestCounts:
     """Tests of tests/gpu that ran beside the cells, and the names of those that failed."""
 
@@ -241,6 +289,7 @@ class CellsEvidence:
         totals: Over the cells.
         tests: Of tests/gpu.
         cells: Sorted by id.
+        caches: KV caches, sorted by id.
     """
 
     format: str = attrs.field(validator=_is_format)
@@ -252,6 +301,7 @@ class CellsEvidence:
     totals: Totals
     tests: TestCounts
     cells: tuple[CellResult, ...]
+    caches: tuple[CacheResult, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

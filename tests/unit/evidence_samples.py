@@ -3,6 +3,7 @@
 import attrs
 from ci.lanes.records import (
     FORMAT,
+    CacheResult,
     Cause,
     CellResult,
     CellsEvidence,
@@ -66,6 +67,24 @@ CELL = CellResult(
     wanted={"V": 151_936},
     message="",
 )
+CACHE = CacheResult(
+    id="paged-HND-triton-bfloat16",
+    cache="paged",
+    layout="HND",
+    backend="triton",
+    actual_backend="triton",
+    dtype="bfloat16",
+    verdict="HOLDS",
+    causes=(),
+    programs=1000,
+    ops=35_123,
+    comparisons=80_456,
+    coverage={"partial fork": 0.5},
+    fixed={"short": "HOLDS", "real-256": "HOLDS"},
+    powered=170,
+    seconds=30.0,
+    message="",
+)
 _TWO = (attrs.evolve(CELL, id="logp-triton-bfloat16-forward", dtype="bfloat16"), CELL)
 CELLS = CellsEvidence(
     format=FORMAT,
@@ -77,6 +96,7 @@ CELLS = CellsEvidence(
     totals=totals_of(_TWO, registered=2, seconds=RUN.seconds),
     tests=TestCounts(),
     cells=_TWO,
+    caches=(CACHE,),
 )
 FINDINGS = FindingsEvidence(
     format=FORMAT,

@@ -22,13 +22,17 @@ from ci.lanes.records import (
     write_evidence,
 )
 from ci.lanes.where import ROOT, this_run, without_folders
+from tests.unit.cache_samples import sample_program, violated
 from tests.unit.evidence_samples import CELLS, FINDINGS, RUN, SPEEDS, TIMES
 
 from biprop.cli.check import check
+from biprop.judgment import Verdict
+from biprop.kvcache.converting import CONVERTER
 from biprop.loading import check_file
 from biprop.provenance import source_digest, source_sha256
 from biprop.pytest_plugin.summary import PROPERTY
 from biprop.registry import build_registry
+from biprop.reports.program_records import CacheReport, ProgramFinding
 from biprop.signature import parse_target
 from biprop.strategies.cells import cells_of
 
@@ -172,6 +176,10 @@ class TestFigures:
         assert "2 of 2" in text
         assert "V=151,936" in text
         assert "1 sequence of 1 token, K=3, N=2, float32; AddNeighbours(count=1)" in text
+        assert (
+            "| nightly | paged HND triton | bfloat16 | HOLDS | 1,000 | 35,123 | 80,456 | "
+            "short, real-256 |" in text
+        )
         times = (root / "kernels" / "README.md").read_text()
         assert (
             "| logp/packed triton | bfloat16 | V=151,936 | 256 | 0.50 | 1.00 | 4.20 | 0.50 | 0.50 |"
@@ -249,7 +257,7 @@ class TestRecorder:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
         """Write evidence without cells."""
-        return stored(attrs.evolve(CELLS, cells=()), tmp_path)
+        return stored(attrs.evolve(CELLS, cells=(), caches=()), tmp_path)
 
     @staticmethod
     def report(item: str, outcome: str, **values: object) -> pytest.TestReport:
@@ -273,6 +281,31 @@ class TestRecorder:
         (kept,) = read(path).cells
         assert (kept.id, kept.verdict, kept.is_met) == (cell.id, "", False)
         assert kept.message == "Failed: the worker of python ended"
+
+    def test_caches_are_kept(self, path: Path) -> None:
+        """A cache that drifted is kept with its cause, and one judged again takes its place."""
+        finding = ProgramFinding(fixture=sample_program(), outcome=violated(), path="found/a.json")
+        drifted = CacheReport(
+            reference=finding.fixture.reference,
+            layout="HND",
+            dtype="float32",
+            device="cuda",
+            verdict=Verdict.DRIFTS,
+            findings=(finding,),
+            programs=9,
+            coverage={"dirty reuse": 3},
+            smoke={"real-16": Verdict.HOLDS},
+        )
+        recorder = Recorder(path)
+        for report in (attrs.evolve(drifted, verdict=Verdict.HOLDS, findings=()), drifted):
+            entry = {"kind": "cache", "id": "a", "report": CONVERTER.unstructure(report)}
+            recorder.pytest_runtest_logreport(self.report("a", "passed", entry=entry))
+
+        (kept,) = read(path).caches
+        assert (kept.verdict, kept.is_met, kept.programs) == ("DRIFTS", False, 9)
+        assert kept.causes == (finding.fixture.expect.cause.key,)
+        assert kept.fixed == {"real-16": "HOLDS"}
+        assert kept.coverage["dirty reuse"] == 0.333
 
     def test_tests_beside_the_cells_are_counted(self, path: Path) -> None:
         """What is no cell is counted, and named where it failed."""
