@@ -227,6 +227,7 @@ def test_options_reach_the_suite(alone: Run, folder: Path, monkeypatch: pytest.M
         *("matrix", "--slice", "nightly", "--device", "cuda:1", "--operators", "logp, rms_norm"),
         *("--backends", "triton", "--dtype", "bf16,fp16", "--direction", "backward"),
         *("--workers", "3", "--max-examples", "7", "--seed", "11", "--store", "found"),
+        *("--max-seconds", "1.5"),
     )
     del asked["contract"], asked["tell"]
     assert asked == {
@@ -239,6 +240,7 @@ def test_options_reach_the_suite(alone: Run, folder: Path, monkeypatch: pytest.M
         "workers": 3,
         "seed": 11,
         "max_examples": 7,
+        "max_seconds": 1.5,
         "store": Path("found"),
     }
     assert not (folder / "found").exists()

@@ -98,6 +98,13 @@ Exit codes:
     "[default: as the slice says]",
 )
 @click.option(
+    "--max-seconds",
+    type=click.FloatRange(0.1),
+    metavar="SECONDS",
+    help="After which a cell draws no further case, or after four times as long where it lacks "
+    "evidence.  [default: no limit]",
+)
+@click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
     metavar="N",
@@ -115,6 +122,7 @@ def matrix(  # noqa: PLR0917  # one parameter an option
     report_path: Path | None,
     workers: int | None,
     max_examples: int | None,
+    max_seconds: float | None,
     seed: int | None,
     store: Path | None,
 ) -> int:
@@ -153,6 +161,7 @@ def matrix(  # noqa: PLR0917  # one parameter an option
             workers=workers,
             seed=seed,
             max_examples=max_examples,
+            max_seconds=max_seconds,
             store=home.store.folder,
             tell=tell,
         )
