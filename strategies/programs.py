@@ -451,6 +451,7 @@ class _Search:
             comparisons=self.comparisons,
             coverage={word: self.coverage.get(word, 0) for word in COVERAGE},
             smoke=dict(self.smoke),
+            measured=len(powers),
             powered=sum(power > 0 for power in powers),
             power_share=sum(powers) / len(powers) if powers else 0.0,
             seconds=time.monotonic() - self.start,

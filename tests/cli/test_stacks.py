@@ -25,9 +25,22 @@ def test_object_holds_every_finding(biprop: Run) -> None:
     """With --json, one object a stack."""
     result = biprop("stacks", "transformers", *ONE, "--scenario", "crop", "--json")
 
-    data = json.loads(result.out)
+    (data,) = json.loads(result.out)["stacks"]
     assert (data["stack"], data["binding"]) == ("transformers", "bound")
     assert [finding["scenario"] for finding in data["findings"]] == ["crop"]
+
+
+def test_drifts_are_told_as_blocks_for_issues(biprop: Run) -> None:
+    """With --issue, each has its block, with the command that shows it again."""
+    asked = ("--model", "llama", "--dtype", "bf16", "--attention", "sdpa", "--cache", "dynamic")
+    result = biprop("stacks", "transformers", *asked, "--scenario", "generate", "--issue")
+
+    assert result.code == 0
+    assert result.out.startswith("### transformers 5")
+    assert (
+        "biprop stacks transformers --model llama --dtype bfloat16 --attention sdpa "
+        "--cache dynamic --scenario generate --seed 0 --device cpu\n" in result.out
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,6 +49,8 @@ def test_object_holds_every_finding(biprop: Run) -> None:
         (("nosuch",), "There is no stack 'nosuch'"),
         (("--model", "gpt"), "has no 'gpt': choose from llama, qwen3"),
         (("--scenario", "tea"), "has no 'tea'"),
+        (("--scenario", "room", "--cache", "dynamic"), "choose the static cache"),
+        (("--dtype", "int8"), "--dtype 'int8' is unknown"),
         (("--device", "tpu"), "--device 'tpu' is unknown"),
         (("--device", "cuda:99"), "Device 'cuda:99' cannot be used here"),
     ],

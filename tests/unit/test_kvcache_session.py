@@ -109,7 +109,27 @@ class TestHealthy:
         outcome = judged(PAGED, random_program(seed), attention=None)
 
         assert outcome.verdict is Verdict.HOLDS
-        assert outcome.power is None
+        assert outcome.power is not None
+
+    def test_fresh_cache_is_held_against_what_attention_is(self) -> None:
+        """Results that are the same in every way, and wrong, are inaccurate."""
+
+        def attend(
+            self: ConcatenatingCache, sequences: Sequence[str], q: Tensor, offsets: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            out, lse = ConcatenatingCache.attend(self, sequences, q, offsets)
+            return torch.zeros_like(out), lse
+
+        normal = Recipe(kind="normal")
+        program = attrs.evolve(
+            program_of(A, append(("s0", 3))), data={"q": normal, "k": normal, "v": normal}
+        )
+
+        outcome = judged(operator_of(broken(attend=attend)), program, attention=None)
+
+        assert outcome.verdict is Verdict.INACCURATE
+        assert outcome.cause is not None
+        assert (outcome.cause.check, outcome.cause.output) == ("accuracy", "out")
 
     def test_fresh_cache_is_given_the_tokens_of_the_sequence_alone(self) -> None:
         """A cache of which nothing is declared may depend on how long a sequence is."""

@@ -9,6 +9,7 @@ from biprop.kvcache.stacks import (
     Finding,
     StackReport,
     issue_of,
+    issues_of,
     meaning_of,
     report_from_data,
     text_of,
@@ -151,6 +152,14 @@ def test_absent_stack_is_one_line() -> None:
     assert text_of([absent]) == "vllm: absent. vllm is not installed: so.\n"
 
 
+def test_every_drift_has_its_block() -> None:
+    """What holds has none; where nothing drifts, that is said."""
+    held, drifted = judged(EXPECTED.clone()), judged(changed(0, 1, 1.5))
+
+    assert issues_of([report(held, drifted, drifted)]).count("### transformers 5.1: DRIFTS") == 2
+    assert issues_of([report(held)]) == "Nothing drifts.\n"
+
+
 def test_issue_block_holds_the_finding_alone() -> None:
     """Difference, meaning, a way to see it, and the record of that one finding."""
     finding = judged(changed(0, 1, 1.5))
@@ -159,6 +168,6 @@ def test_issue_block_holds_the_finding_alone() -> None:
 
     assert block.startswith("### transformers 5.1: DRIFTS, generate\n")
     assert "policy ratio is not 1 before the first update" in block
-    assert "run_stacks(('transformers',), seed=4, device='cpu', choice=choice)" in block
+    assert "--scenario generate --seed 4 --device cpu\n" in block
     record = block.split("```json\n")[1].split("```")[0]
     assert report_from_data(json.loads(record)).findings == (finding,)

@@ -8,7 +8,7 @@ import json
 import click
 
 from biprop.case import Json
-from biprop.cli.options import json_option, parse_device
+from biprop.cli.options import json_option, parse_device, parse_dtype
 from biprop.cli.output import emit
 
 __all__ = ["stacks"]
@@ -37,7 +37,7 @@ Exit codes:
     "dtypes",
     multiple=True,
     metavar="NAME",
-    help="float32 or bfloat16; repeatable.  [default: both]",
+    help="float32 or bfloat16, or fp32 and bf16; repeatable.  [default: both]",
 )
 @click.option(
     "--attention",
@@ -71,6 +71,9 @@ Exit codes:
 @click.option(
     "--device", default="cpu", metavar="NAME", show_default=True, help="cpu, cuda or cuda:N."
 )
+@click.option(
+    "--issue", "as_issue", is_flag=True, help="Print each drift as a block to paste into an issue."
+)
 @json_option
 def stacks(  # noqa: PLR0917  # one parameter an option
     names: tuple[str, ...],
@@ -81,6 +84,7 @@ def stacks(  # noqa: PLR0917  # one parameter an option
     scenarios: tuple[str, ...],
     seed: int,
     device: str,
+    as_issue: bool,
     as_json: bool,
 ) -> int:
     """Report what the KV caches of production stacks drift by.
@@ -91,14 +95,16 @@ def stacks(  # noqa: PLR0917  # one parameter an option
     told and fails nothing.
     """
     where = parse_device(device)
+    if as_issue and as_json:
+        raise click.UsageError("--issue and --json exclude each other: give one of them.")
     # Torch and the stack take seconds to import, and wrong options do not wait for them.
-    from biprop.kvcache.stacks import STACKS, Choice, report_to_data, run_stacks, text_of
+    from biprop.kvcache.stacks import STACKS, Choice, issues_of, report_to_data, run_stacks, text_of
     from biprop.supervision.resolve import check_device
 
     check_device(where)
     given = {
         "models": models,
-        "dtypes": dtypes,
+        "dtypes": tuple(parse_dtype(name) for name in dtypes),
         "attentions": attentions,
         "caches": caches,
         "scenarios": scenarios,
@@ -107,7 +113,9 @@ def stacks(  # noqa: PLR0917  # one parameter an option
     reports = run_stacks(names or STACKS, seed=seed, device=where, choice=choice)
     if as_json:
         data: list[Json] = [report_to_data(report) for report in reports]
-        emit(json.dumps(data[0] if len(data) == 1 else {"stacks": data}, indent=2) + "\n")
+        emit(json.dumps({"stacks": data}, indent=2) + "\n")
+    elif as_issue:
+        emit(issues_of(reports))
     else:
         emit(text_of(reports))
     return 0

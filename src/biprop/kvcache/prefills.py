@@ -15,12 +15,20 @@ from torch import Tensor
 from biprop.errors import TargetError, UnsupportedError
 from biprop.execution.orders import ORDERS
 from biprop.execution.proxies import changed_share
-from biprop.kvcache.protocol import CacheImplementation
+from biprop.kvcache.protocol import ATTENTION, CacheImplementation
 from biprop.kvcache.records import Program
 from biprop.kvcache.values import TORCH_DTYPES, Rows
-from biprop.operators import Kernel, Operator, Reducer
+from biprop.operators import Kernel, Operator, Reducer, Registry
 
-__all__ = ["FreshPrefill", "OperatorPrefill", "Prefill", "kernel_of", "order_power", "reference"]
+__all__ = [
+    "FreshPrefill",
+    "OperatorPrefill",
+    "Prefill",
+    "kernel_of",
+    "order_power",
+    "reference",
+    "yardstick_of",
+]
 
 # Queries, and heads of them, that power is measured on.
 _QUERIES_MAX = 8
@@ -106,6 +114,17 @@ def kernel_of(operator: Operator, *, form: str, backend: str) -> Kernel:
     if not found:
         raise TargetError(f"Operator {operator.name!r} has no form {form!r}: name one that has it.")
     return next((kernel for kernel in found if kernel.backend == backend), found[0])
+
+
+def yardstick_of(registry: Registry | None) -> Kernel | None:
+    """Return the attention kernel whose reference says what any cache has to give.
+
+    None where no registry is given, or it has no such operator.
+    """
+    for operator in () if registry is None else registry.operators:
+        if operator.name == ATTENTION:
+            return kernel_of(operator, form="packed", backend="torch")
+    return None
 
 
 def reference(kernel: Kernel, rows: Rows, program: Program, *, start: int) -> tuple[Tensor, Tensor]:

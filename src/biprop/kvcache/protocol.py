@@ -13,7 +13,10 @@ from torch import Tensor
 
 from biprop.kvcache.shape import CacheShape, Fill
 
-__all__ = ["CacheFactory", "CacheImplementation", "CacheOperator", "KVCache"]
+__all__ = ["ATTENTION", "CacheFactory", "CacheImplementation", "CacheOperator", "KVCache"]
+
+# Name of the registered operator that computes what a cache is asked for.
+ATTENTION = "attention"
 
 
 class KVCache(Protocol):
@@ -42,6 +45,10 @@ class KVCache(Protocol):
 
     def attend(self, sequences: Sequence[str], q: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """Attend causally from the last stored tokens of each sequence to all of its tokens.
+
+        A score is the product of query and key over the root of D, and `lse` the logarithm of the
+        sum of the exponentials of a query's scores; queries share a head of keys in groups of
+        HQ / HK neighbours. Accuracy is judged against this in float32.
 
         Args:
             sequences: Each at most once.
@@ -113,4 +120,4 @@ class CacheOperator:
 
     name: str
     implementations: tuple[CacheImplementation, ...]
-    attention: str = "attention"
+    attention: str = ATTENTION

@@ -33,7 +33,13 @@ from biprop.kvcache.checks import (
 )
 from biprop.kvcache.finishing import first_inaccurate, measured_power
 from biprop.kvcache.model import Model, names_of
-from biprop.kvcache.prefills import FreshPrefill, OperatorPrefill, kernel_of, offsets_of
+from biprop.kvcache.prefills import (
+    FreshPrefill,
+    OperatorPrefill,
+    kernel_of,
+    offsets_of,
+    yardstick_of,
+)
 from biprop.kvcache.protocol import CacheImplementation, CacheOperator, KVCache
 from biprop.kvcache.records import (
     Allocate,
@@ -154,6 +160,8 @@ class Session:
             if self._kernel is None
             else OperatorPrefill(self._kernel, program)
         )
+        # Full prefills of an unregistered cache are its own, but what attention is, is known.
+        self._yardstick = self._kernel or yardstick_of(registry)
         self._small: SmallModel | None = None
         if program.vocabulary is not None:
             if registry is None:
@@ -199,11 +207,11 @@ class Session:
         return filled if filled.verdict.is_violation else attrs.evolve(filled, step=None)
 
     def _power(self) -> float | None:
-        if not self._measure or self._longest is None or self._kernel is None:
+        if not self._measure or self._longest is None or self._yardstick is None:
             return None
         count, values = self._longest
         with torch.no_grad():
-            return measured_power(self._kernel, values.upto(count), self._program)
+            return measured_power(self._yardstick, values.upto(count), self._program)
 
     def _judged(self, work: Callable[[], None]) -> None:
         if self._outcome is not None:
@@ -421,7 +429,7 @@ class Session:
         self._compare([item for name in others for item in self._read(name, "untouched")])
 
     def _check_accuracy(self) -> None:
-        if self._kernel is None or not self._live:
+        if self._yardstick is None:
             return
         for name, live in self._live.items():
             length = self.model.sequences[name].length
@@ -429,7 +437,7 @@ class Session:
                 continue
             recorded = live.recorded()
             found = first_inaccurate(
-                self._kernel,
+                self._yardstick,
                 self._rows(name, length),
                 self._program,
                 sequence=name,

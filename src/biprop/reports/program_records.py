@@ -53,6 +53,7 @@ class CacheReport:
         comparisons: Tensors compared in them.
         coverage: Programs that reached a situation, by its name in `COVERAGE`.
         smoke: Verdict of each fixed program, by its name; they are not among `programs`.
+        measured: Programs whose power was measured.
         powered: Programs with power.
         power_share: Mean share of compared results whose bits change under another order of keys,
             over the programs that attended.
@@ -74,6 +75,7 @@ class CacheReport:
     comparisons: int = 0
     coverage: dict[str, int] = attrs.field(factory=dict)
     smoke: dict[str, Verdict] = attrs.field(factory=dict)
+    measured: int = 0
     powered: int = 0
     power_share: float = 0.0
     seconds: float = 0.0
@@ -86,11 +88,6 @@ class CacheReport:
         """Share of the programs that reached each situation."""
         count = max(1, self.programs)
         return {word: self.coverage.get(word, 0) / count for word in COVERAGE}
-
-    @property
-    def is_power_measured(self) -> bool:
-        """Whether it is known what the cache sums: full prefills are those of an operator."""
-        return self.reference.is_registered or bool(self.reference.attention)
 
     @property
     def exit_code(self) -> int:
@@ -132,8 +129,8 @@ def cache_report_to_data(report: CacheReport) -> dict[str, Json]:
         "coverage": {word: round(share, 4) for word, share in report.shares.items()},
         "smoke": {name: verdict.value for name, verdict in report.smoke.items()},
         "power": (
-            {"powered": report.powered, "share": report.power_share}
-            if report.is_power_measured
+            {"measured": report.measured, "powered": report.powered, "share": report.power_share}
+            if report.measured
             else None
         ),
         "seconds": report.seconds,

@@ -80,8 +80,8 @@ _PROGRAM_LINES_MAX = 7
 
 
 def _power_in_words(report: CacheReport) -> str:
-    if not report.is_power_measured:
-        return "power not measured: of a target it is not known what it sums"
+    if not report.measured:
+        return "power not measured"
     return f"{report.powered} programs with power, order power {report.power_share:.2f}"
 
 

@@ -19,7 +19,7 @@ from biprop.kvcache.stacks.records import (
     report_to_data,
 )
 from biprop.kvcache.stacks.run import run_stacks
-from biprop.kvcache.stacks.text import issue_of, meaning_of, text_of
+from biprop.kvcache.stacks.text import issue_of, issues_of, meaning_of, text_of
 
 __all__ = [
     "STACKS",
@@ -28,6 +28,7 @@ __all__ = [
     "LogitDifference",
     "StackReport",
     "issue_of",
+    "issues_of",
     "meaning_of",
     "report_from_data",
     "report_to_data",

@@ -83,6 +83,11 @@ class Choice:
             unknown = [name for name in getattr(self, field) if name not in names]
             if unknown:
                 raise UsageError(f"{field} has no {unknown[0]!r}: choose from {', '.join(names)}.")
+        if set(self.scenarios) == {"room"} and "static" not in self.caches:
+            raise UsageError(
+                "Scenario 'room' is about caches of a fixed size, and none is asked for: choose "
+                "the static cache."
+            )
 
 
 @attrs.frozen(kw_only=True)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -13,7 +14,7 @@ from biprop.kvcache.stacks.records import (
     report_to_data,
 )
 
-__all__ = ["issue_of", "meaning_of", "text_of"]
+__all__ = ["issue_of", "issues_of", "meaning_of", "text_of"]
 
 _WIDTH = max(map(len, SCENARIOS))
 _MEANINGS = {
@@ -59,6 +60,17 @@ def text_of(reports: Sequence[StackReport]) -> str:
     return "\n".join(line for report in reports for line in _lines(report)) + "\n"
 
 
+def issues_of(reports: Sequence[StackReport]) -> str:
+    """Return the Markdown block of each drift, and a sentence where there is none."""
+    blocks = [
+        issue_of(report, finding)
+        for report in reports
+        for finding in report.findings
+        if finding.verdict is Verdict.DRIFTS
+    ]
+    return "\n".join(blocks) or "Nothing drifts.\n"
+
+
 def meaning_of(finding: Finding) -> str:
     """Return what a drift means for the consistency of training and inference."""
     return _MEANINGS[finding.scenario]
@@ -77,17 +89,14 @@ def issue_of(report: StackReport, finding: Finding) -> str:
         f"What it means: {meaning_of(finding)} The stack promises none of this, and its kernels "
         "are not biprop's: it is a drift of the stack, and no failure of a test."
     )
-    choice = ", ".join(
-        f"{field}=({value!r},)"
-        for field, value in (
-            ("models", finding.model),
-            ("dtypes", finding.dtype),
-            ("attentions", finding.attention),
-            ("caches", finding.cache),
-            ("scenarios", finding.scenario),
-        )
+    command = shlex.join(
+        [
+            *("biprop", "stacks", report.stack, "--model", finding.model),
+            *("--dtype", finding.dtype, "--attention", finding.attention),
+            *("--cache", finding.cache, "--scenario", finding.scenario),
+            *("--seed", str(report.seed), "--device", report.device),
+        ]
     )
-    call = f"({report.stack!r},), seed={report.seed}, device={report.device!r}, choice=choice"
     lines = [
         f"### {report.stack} {report.version}: {finding.verdict.value}, {finding.scenario}",
         "",
@@ -101,11 +110,8 @@ def issue_of(report: StackReport, finding: Finding) -> str:
         "",
         meaning,
         "",
-        "```python",
-        "from biprop.kvcache.stacks import Choice, run_stacks, text_of",
-        "",
-        f"choice = Choice({choice})",
-        f"print(text_of(run_stacks({call})))",
+        "```sh",
+        command,
         "```",
         "",
         "```json",
