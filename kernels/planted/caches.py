@@ -235,6 +235,13 @@ _ATTENDING = (
         shortest=4,
     ),
     PlantedCache(
+        name="queries_scaled_in_place",
+        mechanism="Queries are scaled in the memory of whoever brings them.",
+        make=caches_attending.QueriesScaledInPlace.make,
+        checks=("input",),
+        shortest=2,
+    ),
+    PlantedCache(
         name="workspace_kept",
         mechanism="Gathered keys and values are kept for calls of the same pages and lengths.",
         make=caches_attending.WorkspaceKept.make,

@@ -22,6 +22,7 @@ __all__ = [
     "FreeSlotsTimesZero",
     "HeadsInTurn",
     "KeysFromPageStart",
+    "QueriesScaledInPlace",
     "TableOfFirstRow",
     "WorkspaceKept",
 ]
@@ -145,6 +146,17 @@ class DecodeBeforeRounding(TorchCache):
         wide = Pages(k=self.pages.k.to(q.dtype), v=self.pages.v.to(q.dtype))
         FUNCTIONS.write(wide, segments, k, v)
         return FUNCTIONS.attend(wide, segments, q)
+
+
+class QueriesScaledInPlace(TorchCache):
+    """Queries are scaled in the caller's memory, who reads them again."""
+
+    def attend(self, sequences: Sequence[str], q: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend from the last tokens of each sequence."""
+        found = super().attend(sequences, q, offsets)
+        # Healthy: a scaled copy.
+        q *= 0.5
+        return found
 
 
 class TableOfFirstRow(TorchCache):

@@ -93,5 +93,6 @@ WITNESSES: Mapping[str, Program] = {
     "heads_in_turn": _program(_A, _DECODE, shape=attrs.evolve(_SHAPE, query_heads=4, heads=2)),
     "decode_before_rounding": _program(_A, _DECODE, shape=attrs.evolve(_SHAPE, storage="bfloat16")),
     "table_of_first_row": _program(_A, _B, _both(2, 2), _DECODE_BOTH),
+    "queries_scaled_in_place": _program(_A, _append(("s0", 1))),
     "workspace_kept": _program(_A, _B, _append(("s0", 1)), _EVICT, _append(("s1", 1))),
 }
