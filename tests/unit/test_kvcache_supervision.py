@@ -72,6 +72,9 @@ def fragile(shape, device): return Fragile(shape, device)
 def half(shape, device): return Half()
 def raising(shape, device): raise ValueError("not on a Monday")
 def deadly(shape, device): os.abort()
+def sleeping(shape, device):
+    while True:
+        pass
 """
 
 
@@ -181,6 +184,19 @@ class TestSupervised:
 
         assert verdict is Verdict.CRASHES
         assert "SIGABRT" in message
+
+    def test_cache_that_is_never_made_is_refused(self, child: Child, targets: Path) -> None:
+        """A factory that hangs would hang in every program: that is said once, with its place."""
+
+        with pytest.raises(TargetError, match=r"hung for 1\.5 s .* at sleeping"):
+            SupervisedPrograms(reference(targets, "sleeping"), timeout=0.5, child=child)
+
+    def test_class_makes_caches_too(self, child: Child, targets: Path) -> None:
+        """A target may name the class itself."""
+
+        verdict, message, _ = judge(child, targets, "Spinning", program_of(A, append(("s0", 2))))
+
+        assert verdict is Verdict.HOLDS, message
 
     @pytest.mark.parametrize(
         ("name", "told"),

@@ -121,12 +121,13 @@ def cache(  # noqa: PLR0917  # one parameter an option
     """Search programs of a KV cache, and shrink what is found.
 
     TARGET is the name of a registered cache, paged where it is left out, or module:name or
-    file.py:name of a function that takes a CacheShape and a torch.device and returns a cache with
-    the methods of KVCache (biprop.kvcache.protocol).
+    file.py:name of a function or class that takes a CacheShape and a torch.device and gives a cache
+    with the methods of KVCache (biprop.kvcache.protocol).
 
     Programs allocate, append, fork, decode, evict, free, defragment and poison; after each of these
     bits are compared with those of a full prefill. For a registered cache the attention operator of
-    the same backend makes it, for a target a fresh cache of the same kind.
+    the same backend makes it, for a target a fresh cache of the same kind. Of both, results must
+    lie within the contract's tolerance of attention in float32.
 
     Every cause is shrunk and stored as a fixture, whose id `biprop show` and `biprop replay` take.
     """

@@ -26,7 +26,7 @@ SHOWN_LENGTH_MAX = 120
 MESSAGE_LENGTH_MAX = 200
 
 
-def load_target(text: str) -> Function:
+def load_target(text: str, *, may_be_class: bool = False) -> Function:
     """Import the callable that a target names.
 
     A file is loaded under a name of its own that depends on its path only, and is registered in
@@ -36,6 +36,7 @@ def load_target(text: str) -> Function:
 
     Args:
         text: `module:qual.name`, or `file.py:name` with a path relative to the working directory.
+        may_be_class: Whether it may name a class, which is called to make an instance.
 
     Raises:
         TargetError: There is no such module, file or name, the import fails, or the name is no
@@ -51,6 +52,8 @@ def load_target(text: str) -> Function:
     found: object = module
     for part in target.name.split("."):
         found = _member(found, part, text=target.text)
+    if may_be_class and isinstance(found, type):
+        return found
     return checked_callable(
         found, what=f"Target {quoted(target.text, length_max=SHOWN_LENGTH_MAX)}"
     )

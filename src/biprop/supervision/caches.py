@@ -82,7 +82,7 @@ def resolve_cache(
             )
     else:
         # What it returns is looked at when one is made.
-        factory = cast("CacheFactory", load_target(reference.target))
+        factory = cast("CacheFactory", load_target(reference.target, may_be_class=True))
         implementation = CacheImplementation(backend="target", make=factory)
         operator = CacheOperator(
             name=reference.target,

@@ -51,12 +51,16 @@ class ChildDiedError(Exception):
         reason: `was killed by SIGSEGV`, `hung for 60 s`, ..., with stage and place if known.
         stage: What it was doing; empty where it had not begun what it was asked.
         launches: Launches that it had made for that, the last one included.
+        is_hung: Whether it was ended because its time was up.
     """
 
-    def __init__(self, reason: str, *, stage: str = "", launches: int = 0) -> None:
+    def __init__(
+        self, reason: str, *, stage: str = "", launches: int = 0, is_hung: bool = False
+    ) -> None:
         """Keep all."""
         super().__init__(reason)
         self.reason = reason
+        self.is_hung = is_hung
         self.stage = stage
         self.launches = launches
 
@@ -228,6 +232,8 @@ class Child:
             f"{told}, at {place}" if place else told,
             stage=stage,
             launches=progress.launches + (stage in _RUNS),
+            # The only death that is asked for.
+            is_hung=ask,
         )
 
     def _forked(self) -> "_Running | None":

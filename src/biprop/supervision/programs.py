@@ -128,8 +128,9 @@ class SupervisedPrograms:
                 end; None: one of its own.
 
         Raises:
-            BipropError: The cache cannot be found or made; the sentence says why. One that kills
-                its worker when it is made raises nothing: its programs are judged CRASHES.
+            BipropError: The cache cannot be found or made, or making it takes too long; the
+                sentence says why. One that kills its worker when it is made raises nothing: its
+                programs are judged CRASHES.
         """
         self.reference = reference
         self._child = (
@@ -185,11 +186,11 @@ class SupervisedPrograms:
         try:
             answer = self._child.ask(message, seconds=self._timeout * _FIRST_FACTOR)
         except ChildDiedError as error:
-            if first:
+            if first and not error.is_hung:
                 return self._open()
             raise TargetError(
-                f"Target {self.reference.target} {error.reason} while it was loaded: "
-                "import it in a process of its own to see why."
+                f"Cache {self.reference.target} {error.reason} while it was loaded and made: make "
+                "one in a process of its own to see why."
             ) from None
         self._opened_in = self._child.starts
         self._cache = int(str(answer["cache"]))
