@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import ctypes
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -94,6 +95,8 @@ def _serve(lines: Lines, vitals: VitalsWriter, *, device: str, threads: int) -> 
 
     torch.set_num_threads(threads)
     check_device(device)
+    # What was imported stays to the end: no collection of what kernels leave need look at it.
+    gc.freeze()
     with on_device(device):
         serve(build_registry(), find_cache=find_cache, lines=lines, vitals=vitals, device=device)
 

@@ -4,12 +4,11 @@ Commands that run in the test's own process are a fixture of `tests/cli/conftest
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import attrs
+from tests.preloaded import Preloaded
 
 __all__ = ["Result", "Run", "one_sentence", "run_alone"]
 
@@ -55,21 +54,14 @@ Run = Callable[..., Result]
 def run_alone(
     *arguments: str,
     folder: Path,
+    preloaded: Preloaded,
     text: str = "",
     variables: Mapping[str, str] | None = None,
     timeout: float = 170,
 ) -> Result:
-    """Run `python -m biprop` in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "biprop", *arguments],
-        cwd=folder,
-        input=text,
-        env=None if variables is None else dict(variables),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    """Run `python -m biprop` in a process of its own, which has torch already."""
+    words = ("-m", "biprop", *arguments)
+    done = preloaded.run(*words, cwd=folder, env=variables, text=text, timeout=timeout)
     return Result(code=done.returncode, out=done.stdout, err=done.stderr)
 
 

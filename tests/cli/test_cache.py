@@ -1,12 +1,11 @@
 """`biprop cache` as people use it, and `replay`, `show` and `keep` of what it found."""
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.cli.commands import Result, Run, one_sentence
+from tests.preloaded import Preloaded
 from tests.unit.cache_samples import PAGED, PROVENANCE, sample_program
 
 from biprop.data.recipe import Recipe
@@ -292,13 +291,14 @@ class TestFinding:
         assert again.data["status"] == "FAILED"
         assert ".hypothesis/fixtures/mine_py_leaky-untouched-" in kept.out
 
-    def test_script_shows_it_without_biprop(self, run: Run, folder: Path, stored: str) -> None:
+    def test_script_shows_it_without_biprop(
+        self, run: Run, folder: Path, stored: str, preloaded: Preloaded
+    ) -> None:
         """Both bit patterns and exit 1 while it fails, exit 0 once it is mended."""
         script = run("show", stored, "--script")
         (folder / "shows.py").write_text(script.out)
         (folder / "alone.py").write_text(TWICE)
-        command = [sys.executable, "alone.py"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = preloaded.run("alone.py", cwd=folder)
         failing, mended = done.stdout.split("MENDED")
 
         assert "expected     0x3f800000" in failing

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cli.commands import Run, run_alone
 from tests.cli.targets import BAD, MINE
+from tests.preloaded import Preloaded
 from tests.unit.sample_fixtures import sample
 
 from biprop.case import Case, TransformData, canonical_json, case_to_data
@@ -165,10 +166,10 @@ class TestJson:
         }
         assert result.data["examples"] == sum(cell["examples"] for cell in directions)
 
-    def test_target_that_prints_does_not_spoil_it(self, folder: Path) -> None:
+    def test_target_that_prints_does_not_spoil_it(self, folder: Path, preloaded: Preloaded) -> None:
         """What a target prints goes to standard error."""
         words = ("mine.py:loud", "--signature", PLAIN, "--max-examples", "5", "--json")
-        result = run_alone("check", *words, folder=folder)
+        result = run_alone("check", *words, folder=folder, preloaded=preloaded)
 
         assert result.data["operator"] == "mine.py:loud"
         assert "talk talk" in result.err
@@ -380,7 +381,9 @@ class TestStopped:
         command = result.err.split("`")[1]
         assert biprop(*command.split()[1:]).out.startswith("FAILED")
 
-    def test_kernel_that_ends_its_check_twice_is_a_finding(self, folder: Path) -> None:
+    def test_kernel_that_ends_its_check_twice_is_a_finding(
+        self, folder: Path, preloaded: Preloaded
+    ) -> None:
         """What kills the supervisor itself is judged once more, and not a third time."""
         (folder / "worse.py").write_text(
             "import os, signal\n\n"
@@ -390,8 +393,8 @@ class TestStopped:
             "    return x * 2\n"
         )
         words = ("check", "worse.py:kill", "--signature", FLAT, *SHORT)
-        codes = [run_alone(*words, folder=folder).code for _ in range(2)]
-        third = run_alone(*words, folder=folder)
+        codes = [run_alone(*words, folder=folder, preloaded=preloaded).code for _ in range(2)]
+        third = run_alone(*words, folder=folder, preloaded=preloaded)
 
         assert codes == [-signal.SIGKILL] * 2
         assert "a second check ended with it" in third.err

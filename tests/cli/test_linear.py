@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 import sysconfig
+from functools import partial
 from pathlib import Path
 
 from tests.cli.commands import run_alone
+from tests.preloaded import Preloaded
 
 TARGET = "torch.nn.functional:linear"
 SIGNATURE = "input[T,K], weight[N,K] -> out[T,N]"
@@ -26,13 +28,17 @@ exec(compile(source, sys.argv[1], "exec"), {"__name__": "__main__"})
 """
 
 
-def test_linear_is_found_shown_and_replayed(tmp_path: Path) -> None:
+def test_linear_is_found_shown_and_replayed(tmp_path: Path, preloaded: Preloaded) -> None:
     """One session: check, show --issue, replay from its text, show --script, run that alone.
 
     The same in float32 is the session of README.md, which is run too.
     """
-    words = ("--signature", SIGNATURE, "--dtype", "bfloat16", "--max-examples", "40", "--json")
-    found = run_alone("check", TARGET, *words, "--store", "found", folder=tmp_path)
+    run = partial(run_alone, preloaded=preloaded, folder=tmp_path)
+    words = (
+        *("--signature", SIGNATURE, "--dtype", "bfloat16"),
+        *("--transforms", "T1", "--max-examples", "40", "--json"),
+    )
+    found = run("check", TARGET, *words, "--store", "found")
 
     assert (found.code, found.data["verdict"]) == (1, "DRIFTS"), found
     first = found.causes[0]
@@ -41,18 +47,18 @@ def test_linear_is_found_shown_and_replayed(tmp_path: Path) -> None:
     assert _nonzero_count(fixture["case"]) <= NONZERO_MAX
 
     identity = str(first["fixture_id"])
-    issue = run_alone("show", identity, "--issue", "--store", "found", folder=tmp_path)
+    issue = run("show", identity, "--issue", "--store", "found")
     assert issue.code == 0
     # Another folder and process, with nothing but the text.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     allowed = ("--allow-target", TARGET)
     text = f"Hello,\n\n{issue.out}\nBye\n"
-    replayed = run_alone("replay", "-", *allowed, folder=elsewhere, text=text)
+    replayed = run("replay", "-", *allowed, folder=elsewhere, text=text)
     assert replayed.code == 1
     assert replayed.out.startswith(f"FAILED  {identity[:8]}")
 
-    script = run_alone("show", identity, "--script", "--store", "found", folder=tmp_path)
+    script = run("show", identity, "--script", "--store", "found")
     assert script.code == 0
     difference = fixture["expect"]["mismatches"][0]["first"]
     (elsewhere / "finding.py").write_text(script.out)

@@ -8,12 +8,12 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import attrs
 import click
 import pytest
+from tests.preloaded import Preloaded
 
 from biprop.cli.main import app
 
@@ -72,15 +72,12 @@ def form(line: str) -> str:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preloaded: Preloaded) -> Path:
     """Work in an empty project, where `biprop` and `python` are those of this test."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    python = shlex.quote(sys.executable)
-    for name, words in (("python", python), ("biprop", f"{python} -m biprop")):
-        tool = tools / name
-        tool.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-        tool.chmod(0o755)
+    preloaded.write_tool(tools / "python")
+    preloaded.write_tool(tools / "biprop", "-m", "biprop")
     folder = tmp_path / "project"
     (folder / ".hypothesis").mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -131,16 +128,9 @@ def _compare(step: Step, answered: list[str]) -> None:
 
 
 @pytest.mark.parametrize("index", range(len(blocks("python"))))
-def test_python_runs(index: int, project: Path) -> None:
+def test_python_runs(index: int, project: Path, preloaded: Preloaded) -> None:
     """Each Python block is a whole script."""
-    done = subprocess.run(
-        [sys.executable, "-c", blocks("python")[index]],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = preloaded.run("-c", blocks("python")[index], cwd=project)
 
     assert done.returncode == 0, done.stderr
 

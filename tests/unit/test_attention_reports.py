@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from tests.preloaded import Preloaded
 from tests.unit.test_reports import Script, assert_shows, run_alone
 
 from biprop.case import Case, Judged
@@ -153,7 +154,7 @@ def found(tmp_path: Path, name: str, case: Case) -> Fixture:
     )
 
 
-def test_scripts_show_both_patterns_without_biprop(tmp_path: Path) -> None:
+def test_scripts_show_both_patterns_without_biprop(tmp_path: Path, preloaded: Preloaded) -> None:
     """Masks, counts, ends and flags are written out, whatever tells the kernel who attends whom."""
     padded = PadSlots(amount=2, contexts_only=True, side="left", fill="nan")
     chosen: tuple[tuple[str, Transform], ...] = (
@@ -180,7 +181,7 @@ def test_scripts_show_both_patterns_without_biprop(tmp_path: Path) -> None:
     # A gradient of values lies on the axis of contexts.
     assert fixtures[-1].expect.cause.output == "dv"
     scripts = [Script(fixture=fixture, text=KERNEL) for fixture in fixtures]
-    for script, printed in zip(scripts, run_alone(tmp_path, *scripts), strict=True):
+    for script, printed in zip(scripts, run_alone(preloaded, tmp_path, *scripts), strict=True):
         assert_shows(script.fixture, printed)
 
 

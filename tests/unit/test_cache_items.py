@@ -1,12 +1,11 @@
 """The items of caches in tests/props: their ids, what a run prints, committed programs."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import attrs
 import pytest
+from tests.preloaded import Preloaded
 from tests.unit.cache_samples import PAGED, TARGET, sample_program
 
 from biprop.fixtures.store import FIXTURES, Store
@@ -28,24 +27,18 @@ class Run:
     output: str
 
 
-def run(project: Path, *arguments: str) -> Run:
+def run(preloaded: Preloaded, project: Path, *arguments: str) -> Run:
     """Run tests/props over a project."""
     variables = {key: value for key, value in os.environ.items() if key != "CI"}
     # What the outer run has set must not decide what the inner one sets.
     for name in ("HYPOTHESIS_STORAGE_DIRECTORY", "TRITON_INTERPRET", "PYTEST_XDIST_WORKER"):
         variables.pop(name, None)
     paths = (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p"),
-            *("no:cacheprovider", "--rootdir", str(project), str(ROOT / "tests" / "props")),
-            *arguments,
-        ],
+    done = preloaded.run(
+        *("-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"),
+        *("--rootdir", str(project), str(ROOT / "tests" / "props"), *arguments),
         cwd=project,
         env=variables | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     return Run(status=done.returncode, output=done.stdout + done.stderr)
 
@@ -72,10 +65,10 @@ def test_ids_name_cache_layout_backend_and_dtype() -> None:
     ]
 
 
-def test_run_tells_coverage(project: Path) -> None:
+def test_run_tells_coverage(project: Path, preloaded: Preloaded) -> None:
     """The section at the end has the shares of a cache, and what became of committed programs."""
     names = ("--biprop-operators", "paged", "-k", "fixture or NHD-torch-float32")
-    done = run(project, "--biprop-max-examples", "12", *names)
+    done = run(preloaded, project, "--biprop-max-examples", "12", *names)
     section = done.output.split("biprop drift summary")[1]
     (row,) = (line.split() for line in section.splitlines() if " paged " in line)
 
@@ -88,9 +81,9 @@ def test_run_tells_coverage(project: Path) -> None:
     assert "not launched  mine_py_made-decode-out-" in section
 
 
-def test_other_operators_leave_caches_out(project: Path) -> None:
+def test_other_operators_leave_caches_out(project: Path, preloaded: Preloaded) -> None:
     """Where operators are named, no cache is an item, nor an empty one in its place."""
-    done = run(project, "--collect-only", "-q", "--biprop-operators", "rms_norm")
+    done = run(preloaded, project, "--collect-only", "-q", "--biprop-operators", "rms_norm")
     ids = [line for line in done.output.splitlines() if "[" in line]
 
     assert ids

@@ -5,12 +5,12 @@ Without a GPU Triton's interpreter runs it, on small tensors; tests/gpu has larg
 
 import json
 import os
-import subprocess
-import sys
+from pathlib import Path
 
 import attrs
 import pytest
 import torch
+from tests.preloaded import Preloaded
 from tests.unit.drawn_tensors import DEVICE, DTYPES, DrawnTensor, draw_tensor
 from tests.unit.test_data_golden import RECIPES, TABLE, tokens_of
 
@@ -65,16 +65,13 @@ print("sqrt.approx" in code, "ftz" in code)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def told(tmp_path_factory: pytest.TempPathFactory, preloaded: Preloaded) -> list[str]:
     """Return the words that a process of its own prints: Triton compiles only there."""
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
     }
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True, text=True, check=False, env=environment,
-    )  # fmt: skip
+    run = preloaded.run("-c", SCRIPT, cwd=Path.cwd(), env=environment)
     assert run.returncode == 0, run.stderr
     return run.stdout.split()
 

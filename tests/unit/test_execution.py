@@ -1,12 +1,12 @@
 """Runs: healthy kernels keep their bits in every configuration, planted defects do not."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from tests.preloaded import Preloaded
 from tests.unit.execution_cases import (
     PACKED,
     ROW_WISE,
@@ -300,7 +300,7 @@ class TestFacts:
 
         assert run_canonical(prepared_of(kernel)).actual_backend == "torch"
 
-    def test_the_interpreter_is_told_from_the_compiler(self) -> None:
+    def test_the_interpreter_is_told_from_the_compiler(self, preloaded: Preloaded) -> None:
         """By what the kernel's own module holds, once its first launch has imported it."""
         script = (
             "from biprop.case import Case\n"
@@ -316,13 +316,8 @@ class TestFacts:
             "    run = run_canonical(prepare(kernels[name], case, device='cpu'))\n"
             "    print(run.actual_backend)\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "TRITON_INTERPRET": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        variables = os.environ | {"TRITON_INTERPRET": "1"}
+        done = preloaded.run("-c", script, cwd=Path.cwd(), env=variables)
 
         assert done.stdout.split() == ["torch", "triton-interpreter"], done.stderr
 

@@ -1,14 +1,15 @@
 """The Triton backend apart from its numbers: it compiles without a GPU, and says what it lacks."""
 
 import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+from tests.preloaded import Preloaded
 
 from biprop.errors import UnsupportedError
 from biprop.kernels import OPERATORS, deferred
 
+ROOT = Path(__file__).resolve().parents[2]
 COMPILE_SCRIPT = """
 import re
 from importlib import import_module
@@ -85,15 +86,12 @@ WITH_PRODUCTS = {
 class TestTriton:
     """The Triton backend apart from its numbers."""
 
-    def test_every_kernel_compiles_for_a_gpu_without_atomics(self) -> None:
+    def test_every_kernel_compiles_for_a_gpu_without_atomics(self, preloaded: Preloaded) -> None:
         """No GPU is needed for it; products of bfloat16, and no others, take tensor cores."""
 
         # What was compiled before, from the very same sources, lies in Triton's cache.
         environment = os.environ | {"TRITON_INTERPRET": "0"}
-        run = subprocess.run(
-            [sys.executable, "-c", COMPILE_SCRIPT],
-            capture_output=True, text=True, check=False, env=environment,
-        )  # fmt: skip
+        run = preloaded.run("-c", COMPILE_SCRIPT, cwd=ROOT, env=environment)
         assert run.returncode == 0, run.stderr
         names = {
             name
@@ -106,7 +104,7 @@ class TestTriton:
         expected |= {f"{name} *bf16 False {name in WITH_PRODUCTS}" for name in names}
         assert set(run.stdout.splitlines()) == expected
 
-    def test_a_cpu_without_the_interpreter_is_unsupported(self) -> None:
+    def test_a_cpu_without_the_interpreter_is_unsupported(self, preloaded: Preloaded) -> None:
         """The sentence names the variable that helps."""
 
         script = (
@@ -117,10 +115,9 @@ class TestTriton:
             "try: kernel.forward(torch.ones(2, 3), torch.ones(3))\n"
             "except UnsupportedError as error: print(error)"
         )
-        run = subprocess.run(
-            [sys.executable, "-c", script],
-            capture_output=True, text=True, check=True, env=os.environ | {"TRITON_INTERPRET": "0"},
-        )  # fmt: skip
+        environment = os.environ | {"TRITON_INTERPRET": "0"}
+        run = preloaded.run("-c", script, cwd=ROOT, env=environment)
+        assert run.returncode == 0, run.stderr
         assert "set TRITON_INTERPRET=1" in run.stdout
 
     def test_a_missing_triton_is_unsupported(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +127,12 @@ class TestTriton:
         with pytest.raises(UnsupportedError, match="install triton, or choose the torch backend"):
             deferred.deferred("biprop.kernels.absent", "forward")()
 
-    def test_importing_the_kernels_does_not_import_triton(self) -> None:
+    def test_importing_the_kernels_does_not_import_triton(self, preloaded: Preloaded) -> None:
         """TRITON_INTERPRET may still be set after biprop.kernels was imported."""
 
         script = (
             "import sys, biprop.kernels; print('biprop.kernels.rms_norm_triton' in sys.modules)"
         )
-        run = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        )
+        run = preloaded.run("-c", script, cwd=ROOT)
+        assert run.returncode == 0, run.stderr
         assert run.stdout.strip() == "False"

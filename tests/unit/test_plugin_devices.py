@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tests.gpu.conftest import pytest_configure as configure_gpu_tests
 from tests.gpu.conftest import pytest_ignore_collect as leaves_out_gpu_tests
+from tests.preloaded import Preloaded
 from tests.unit.test_pytest_plugin import ROOT, run
 
 from biprop.machine import WORKERS_PER_DEVICE, count_devices
@@ -149,12 +150,12 @@ class TestRefusal:
         ],
     )
     def test_option_is_refused_before_collection(
-        self, tmp_path: Path, arguments: tuple[str, ...], sentence: str
+        self, tmp_path: Path, arguments: tuple[str, ...], sentence: str, preloaded: Preloaded
     ) -> None:
         """Exit status 4, one sentence, and no worker has started."""
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "package").mkdir()
-        done = run(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="")
+        done = run(tmp_path, *arguments, preloaded=preloaded, CUDA_VISIBLE_DEVICES="")
 
         assert done.status == 4
         assert [line for line in done.output.splitlines() if line.strip()] == [

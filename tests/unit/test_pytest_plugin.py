@@ -1,6 +1,7 @@
 """The pytest plugin: items and their ids, what a failure prints, the summary, and the ledger.
 
-Every run is a process of its own, over operators that a package of the test brings by entry point.
+Every run is a process of its own, over operators that a package of the test brings by entry point;
+but for the first one they find torch imported (`tests/preloaded.py`).
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import cast
 
 import attrs
 import pytest
+from tests.preloaded import Preloaded
 
 from biprop.errors import FixtureError
 from biprop.pytest_plugin.cells import check_operators, items_of
@@ -86,25 +88,39 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(project: Path, *arguments: str, **environment: str) -> Run:
-    """Run tests/props over the project, from a folder that is not its root."""
+def run(
+    project: Path, *arguments: str, preloaded: Preloaded | None = None, **environment: str
+) -> Run:
+    """Run tests/props over the project, from a folder that is not its root.
+
+    Args:
+        project: Its root.
+        arguments: Of pytest.
+        preloaded: Where torch is imported already; None for a process that starts from nothing.
+        environment: Variables beside those of this process.
+    """
     paths = (str(project / "package"), str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))
     variables = {key: value for key, value in os.environ.items() if key != "CI"}
     # What the outer run has set must not decide what the inner one sets.
     for name in ("HYPOTHESIS_STORAGE_DIRECTORY", "TRITON_INTERPRET", "PYTEST_XDIST_WORKER"):
         variables.pop(name, None)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml")),
-            *("--rootdir", str(project), str(ROOT / "tests" / "props"), "-p", "no:cacheprovider"),
-            *("--biprop-max-examples", "40", *arguments),
-        ],
-        cwd=project / "elsewhere",
-        env=variables | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    variables |= {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | environment
+    words = (
+        *("-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(project)),
+        *(str(ROOT / "tests" / "props"), "-p", "no:cacheprovider"),
+        *("--biprop-max-examples", "16", *arguments),
     )
+    if preloaded is not None:
+        done = preloaded.run(*words, cwd=project / "elsewhere", env=variables)
+    else:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=project / "elsewhere",
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     return Run(status=done.returncode, output=done.stdout + done.stderr)
 
 
@@ -169,9 +185,10 @@ def kept(searched: Run, project: Path) -> str:
     return identity
 
 
-def test_committed_fixture_must_not_fail(kept: str, project: Path) -> None:
+def test_committed_fixture_must_not_fail(kept: str, project: Path, preloaded: Preloaded) -> None:
     """A committed fixture is an item that comes first, and fails while the finding is there."""
-    done = run(project, "-k", "fixture", "--biprop-operators", "planted_scale")
+    words = ("-k", "fixture", "--biprop-operators", "planted_scale")
+    done = run(project, *words, preloaded=preloaded)
 
     assert kept
     assert done.status == 1
@@ -179,16 +196,15 @@ def test_committed_fixture_must_not_fail(kept: str, project: Path) -> None:
     assert "1 failed, 2 deselected" in done.output
 
 
-def test_known_failure_is_expected(kept: str, project: Path) -> None:
+def test_known_failure_is_expected(kept: str, project: Path, preloaded: Preloaded) -> None:
     """A fixture of the ledger may fail, and an unexpected pass is reported."""
     ledger = project / ".hypothesis" / "fixtures" / "known.json"
     entry = {"id": kept, "link": "https://example.org/1", "reason": "Being mended."}
     ledger.write_text(json.dumps({"format": "biprop-known-1", "known": [entry]}))
     try:
-        failing = run(project, "-k", "fixture", "--biprop-operators", "planted_scale")
-        mended = run(
-            project, "-k", "fixture", "--biprop-operators", "planted_scale", PLANTED_MENDED="1"
-        )
+        words = ("-k", "fixture", "--biprop-operators", "planted_scale")
+        failing = run(project, *words, preloaded=preloaded)
+        mended = run(project, *words, preloaded=preloaded, PLANTED_MENDED="1")
     finally:
         ledger.unlink()
 
@@ -243,10 +259,10 @@ def test_exempt_operator_has_no_cells(project: Path) -> None:
     ],
 )
 def test_wrong_options_are_refused(
-    project: Path, arguments: tuple[str, str], sentence: str
+    project: Path, arguments: tuple[str, str], sentence: str, preloaded: Preloaded
 ) -> None:
     """A wrong option ends the run with one sentence."""
-    done = run(project, "--collect-only", *arguments)
+    done = run(project, "--collect-only", *arguments, preloaded=preloaded)
 
     assert sentence in done.output
     assert "Traceback" not in done.output

@@ -2,13 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import attrs
 import jsonschema
 import pytest
+from tests.preloaded import Preloaded
 from tests.unit.sample_fixtures import DRIFT, outcome, sample
 
 from biprop.case import Case, Dtype, TransformData
@@ -357,7 +356,7 @@ for script in sys.argv[1:]:
 """
 
 
-def run_alone(tmp_path: Path, *scripts: Script) -> list[str]:
+def run_alone(preloaded: Preloaded, tmp_path: Path, *scripts: Script) -> list[str]:
     """Run scripts of fixtures where biprop cannot be imported; return what each printed."""
     paths = []
     for number, script in enumerate(scripts):
@@ -366,14 +365,8 @@ def run_alone(tmp_path: Path, *scripts: Script) -> list[str]:
         (folder / "kernels_here.py").write_text(script.text, encoding="utf-8")
         paths.append(folder / "show.py")
         paths[-1].write_text(render_script(script.fixture), encoding="utf-8")
-    # One process for all, since importing torch takes most of the time.
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, *map(str, paths)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = preloaded.run("-c", ALONE, *map(str, paths), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     found = re.split(r"(?<=^)(?=exit|raised)(.*)\n", done.stdout, flags=re.MULTILINE)
     return ["".join(pair) for pair in zip(found[::2], found[1::2], strict=False)]
 
@@ -407,7 +400,7 @@ DRAWN = Case(
 )
 
 
-def test_script_shows_both_patterns_without_biprop(tmp_path: Path) -> None:
+def test_script_shows_both_patterns_without_biprop(tmp_path: Path, preloaded: Preloaded) -> None:
     """It exits 1 and prints the bits that biprop saw, for three kinds of transforms.
 
     Values that a recipe draws are written out; gradients are taken as biprop takes them.
@@ -433,7 +426,7 @@ def test_script_shows_both_patterns_without_biprop(tmp_path: Path) -> None:
     drawn = found(tmp_path, "scaled", DRAWN)
     scripts = [Script(fixture=fixture) for fixture in (*fixtures, drawn)]
 
-    for script, printed in zip(scripts, run_alone(tmp_path, *scripts), strict=True):
+    for script, printed in zip(scripts, run_alone(preloaded, tmp_path, *scripts), strict=True):
         assert_shows(script.fixture, printed)
 
 
@@ -473,7 +466,9 @@ CRASHES = (
 )
 
 
-def test_script_of_a_crash_shows_it_until_it_is_mended(tmp_path: Path) -> None:
+def test_script_of_a_crash_shows_it_until_it_is_mended(
+    tmp_path: Path, preloaded: Preloaded
+) -> None:
     """It exits 1 with what was wrong, and 0 once the target is mended; gradients likewise.
 
     A launch that returns something else than its signature says raises nothing by itself.
@@ -491,7 +486,7 @@ def test_script_of_a_crash_shows_it_until_it_is_mended(tmp_path: Path) -> None:
             Script(fixture=fixture, text=KERNEL.replace(RAISING, mended)),
         ]
         said += [words]
-    printed = run_alone(tmp_path, *scripts)
+    printed = run_alone(preloaded, tmp_path, *scripts)
 
     for words, crashes, mended in zip(said, printed[::2], printed[1::2], strict=True):
         assert words in crashes
@@ -553,14 +548,16 @@ def test_sequences_are_named_as_differences_name_them(ids: tuple[int, ...], word
     assert place_in_words(case, ("sequences", 0)) == f"sequence {ids[0]}"
 
 
-def test_script_holds_no_words_of_a_stranger_outside_comments(tmp_path: Path) -> None:
+def test_script_holds_no_words_of_a_stranger_outside_comments(
+    tmp_path: Path, preloaded: Preloaded
+) -> None:
     """A file name full of quotes neither ends a string nor starts a statement."""
     target = 'a"""; print(1); """\'\\.py:f'
     reference = KernelReference(
         operator=target, target=target, signature="input[T,K], weight[N,K] -> out[T,N]"
     )
     script = render_script(sample(reference=reference))
-    (printed,) = run_alone(tmp_path, Script(fixture=sample(reference=reference)))
+    (printed,) = run_alone(preloaded, tmp_path, Script(fixture=sample(reference=reference)))
 
     compile(script, "script", "exec")
     assert printed.startswith("raised")
