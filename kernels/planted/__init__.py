@@ -10,12 +10,14 @@ from biprop.kernels.planted.attention import ATTENTION
 from biprop.kernels.planted.attention_gradients import ATTENTION_GRADIENTS
 from biprop.kernels.planted.attention_packed import ATTENTION_PACKED
 from biprop.kernels.planted.attention_rows import ATTENTION_ROWS
+from biprop.kernels.planted.by_kind import BY_KIND
 from biprop.kernels.planted.caches import CACHES, PlantedCache
 from biprop.kernels.planted.chain import CHAIN
 from biprop.kernels.planted.gradients import GRADIENTS
 from biprop.kernels.planted.records import ChainDefect, Extent, Mechanism, Planted
 from biprop.kernels.planted.row_wise import ROW_WISE
 from biprop.kernels.planted.sequence_wise import SEQUENCE_WISE
+from biprop.kernels.planted.surroundings import SURROUNDINGS
 from biprop.kernels.planted.tiles import TILES
 
 __all__ = [
@@ -38,4 +40,6 @@ PLANTED: tuple[Planted, ...] = (
     *ATTENTION_ROWS,
     *ATTENTION_PACKED,
     *ATTENTION_GRADIENTS,
+    *BY_KIND,
+    *SURROUNDINGS,
 )

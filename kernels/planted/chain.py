@@ -1,5 +1,9 @@
-"""The planted defects of registered operators, one a direction, in the order of the chain."""
+"""The planted defects of registered operators: one a direction, in the order of the chain.
 
+After these come those that are the same in every batch, and inaccurate.
+"""
+
+from biprop.kernels.planted.chain_accuracy import CHAIN_ACCURACY
 from biprop.kernels.planted.chain_attention import CHAIN_ATTENTION
 from biprop.kernels.planted.chain_elementwise import CHAIN_ELEMENTWISE
 from biprop.kernels.planted.chain_logprob import CHAIN_LOGPROB
@@ -17,4 +21,5 @@ CHAIN: tuple[ChainDefect, ...] = (
     *CHAIN_ATTENTION,
     *CHAIN_LOGPROB,
     *CHAIN_LOSSES,
+    *CHAIN_ACCURACY,
 )

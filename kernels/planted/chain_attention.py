@@ -58,12 +58,14 @@ def attention_in_two_passes(
 CHAIN_ATTENTION = (
     ChainDefect(
         name="attention_negated",
+        mechanism="SHAPE",
         operator="attention",
         direction="forward",
         function=attention_negated,
     ),
     ChainDefect(
         name="attention_in_two_passes",
+        mechanism="ROUND",
         operator="attention",
         direction="backward",
         function=attention_in_two_passes,

@@ -81,36 +81,42 @@ def batch_invariant_logp_one_maximum(dlogp: Tensor, logits: Tensor, target: Tens
 CHAIN_LOGPROB = (
     ChainDefect(
         name="linear_logp_of_one_row",
+        mechanism="SHAPE",
         operator="linear_logp",
         direction="forward",
         function=linear_logp_of_one_row,
     ),
     ChainDefect(
         name="linear_logp_blocks_by_launch",
+        mechanism="SEGM",
         operator="linear_logp",
         direction="backward",
         function=linear_logp_blocks_by_launch,
     ),
     ChainDefect(
         name="logp_target_of_neighbour",
+        mechanism="INDEX",
         operator="logp",
         direction="forward",
         function=logp_target_of_neighbour,
     ),
     ChainDefect(
         name="logp_quantised_by_launch",
+        mechanism="BSTAT",
         operator="logp",
         direction="backward",
         function=logp_quantised_by_launch,
     ),
     ChainDefect(
         name="batch_invariant_logp_turned",
+        mechanism="SHAPE",
         operator="batch_invariant_logp",
         direction="forward",
         function=batch_invariant_logp_turned,
     ),
     ChainDefect(
         name="batch_invariant_logp_one_maximum",
+        mechanism="BSTAT",
         operator="batch_invariant_logp",
         direction="backward",
         function=batch_invariant_logp_one_maximum,

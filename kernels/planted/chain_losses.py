@@ -102,24 +102,28 @@ def ratio_kl_gradient_of_pairs(
 CHAIN_LOSSES = (
     ChainDefect(
         name="grpo_loss_against_the_largest",
+        mechanism="BSTAT",
         operator="grpo_loss",
         direction="forward",
         function=grpo_loss_against_the_largest,
     ),
     ChainDefect(
         name="grpo_loss_gradient_by_vote",
+        mechanism="BSTAT",
         operator="grpo_loss",
         direction="backward",
         function=grpo_loss_gradient_by_vote,
     ),
     ChainDefect(
         name="ratio_kl_of_many",
+        mechanism="SHAPE",
         operator="ratio_kl",
         direction="forward",
         function=ratio_kl_of_many,
     ),
     ChainDefect(
         name="ratio_kl_gradient_of_pairs",
+        mechanism="ROUND",
         operator="ratio_kl",
         direction="backward",
         function=ratio_kl_gradient_of_pairs,

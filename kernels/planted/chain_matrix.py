@@ -67,24 +67,28 @@ def lm_head_gradient_by_launch(
 CHAIN_MATRIX = (
     ChainDefect(
         name="det_gemm_of_one_row",
+        mechanism="SHAPE",
         operator="det_gemm",
         direction="forward",
         function=det_gemm_of_one_row,
     ),
     ChainDefect(
         name="det_gemm_gradient_backwards",
+        mechanism="SHAPE",
         operator="det_gemm",
         direction="backward",
         function=det_gemm_gradient_backwards,
     ),
     ChainDefect(
         name="lm_head_scaled_by_launch",
+        mechanism="BSTAT",
         operator="lm_head",
         direction="forward",
         function=lm_head_scaled_by_launch,
     ),
     ChainDefect(
         name="lm_head_gradient_by_launch",
+        mechanism="SPLIT",
         operator="lm_head",
         direction="backward",
         function=lm_head_gradient_by_launch,

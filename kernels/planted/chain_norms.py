@@ -94,24 +94,28 @@ def qk_norm_gradient_from_zero(
 CHAIN_NORMS = (
     ChainDefect(
         name="rms_norm_decoding",
+        mechanism="SHAPE",
         operator="rms_norm",
         direction="forward",
         function=rms_norm_decoding,
     ),
     ChainDefect(
         name="rms_norm_gradient_by_slot",
+        mechanism="POS",
         operator="rms_norm",
         direction="backward",
         function=rms_norm_gradient_by_slot,
     ),
     ChainDefect(
         name="qk_norm_rest",
+        mechanism="TAIL",
         operator="qk_norm",
         direction="forward",
         function=qk_norm_rest,
     ),
     ChainDefect(
         name="qk_norm_gradient_from_zero",
+        mechanism="SPLIT",
         operator="qk_norm",
         direction="backward",
         function=qk_norm_gradient_from_zero,

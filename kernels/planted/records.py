@@ -36,6 +36,9 @@ class ChainDefect:
         form: Of the operator's signatures, the one that it implements.
         verdict: What a case that shows it is judged; INACCURATE where it is the same in every
             batch.
+        rare: Where it shows at few sizes alone, whether a size is one of them; the kernel asks the
+            same function.
+        conditions: How many conditions must be met at once.
     """
 
     name: str
@@ -45,6 +48,8 @@ class ChainDefect:
     function: KernelFunction
     form: str = "packed"
     verdict: Literal["DRIFTS", "INACCURATE"] = "DRIFTS"
+    rare: Callable[[int], bool] | None = None
+    conditions: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -87,6 +92,8 @@ class Planted:
         dims: Restrictions of the free dimensions.
         deterministic: False where the same call gives different bits from run to run.
         interpreted: Whether Triton's interpreter runs it on a CPU, so that cases must be small.
+        devices: Where the defect shows: on a `cpu`, which is Triton's interpreter for a Triton
+            kernel, and on `cuda`, where such a kernel is compiled.
         rare: Where it shows at few sizes alone, whether a size is one of them; the kernel asks the
             same function.
         conditions: How many conditions must be met at once.
@@ -104,6 +111,7 @@ class Planted:
     dims: str = ""
     deterministic: bool = True
     interpreted: bool = False
+    devices: tuple[Literal["cpu", "cuda"], ...] = ("cpu",)
     rare: Callable[[int], bool] | None = None
     conditions: int = 1
 

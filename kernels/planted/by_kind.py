@@ -1,0 +1,365 @@
+"""What is known of the planted kernels of `biprop.kernels.planted.by_*`.
+
+Apart from the kernels, since sizes are mined from the module of a kernel: how far its smallest
+failing structure is looked for is no number that a kernel would give away.
+"""
+
+from biprop.kernels.planted import (
+    by_arrival,
+    by_index,
+    by_owner,
+    by_rounding,
+    by_shape,
+    by_split,
+    by_statistic,
+    by_tail,
+)
+from biprop.kernels.planted.records import Extent, Planted
+
+__all__ = ["BY_KIND"]
+
+_LINEAR = "x[T,K], weight[N,K] -> y[T,N]"
+_ROWS = "x[T,H] -> y[T,H]"
+_SCALED = "x[T,H], weight[H] -> y[T,H]"
+_RESIDUAL = "x[T,H], residual[T,H], weight[H] -> y: float32[T,H]"
+_SLOTS = "x[B,S,H] -> y[B,S,H]; token_local"
+_POOLED = "x[T,H], offsets: offsets[B+1] -> y[B,H]"
+_PACKED = "x[T,H], offsets: offsets[B+1] -> y[T,H]"
+_IDS = "ids: token(V)[T], table[V,H] -> y[T,H]"
+
+_SHAPE = (
+    Planted(
+        name="centre_at_tuned_width",
+        mechanism="SHAPE",
+        signature=_ROWS,
+        function=by_shape.centre_at_tuned_width,
+        healthy=by_shape.centre_in_lanes,
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=4, dims={"H": 48}, transforms=0, sequences=1, length=1),
+        rare=by_shape.is_tuned_width,
+        conditions=2,
+    ),
+    Planted(
+        name="linear_by_remainder",
+        mechanism="SHAPE",
+        signature=_LINEAR,
+        function=by_shape.linear_by_remainder,
+        healthy=by_shape.linear_without_remainder,
+        exposed_by=("T1", "T3"),
+        extent=Extent(slots=69, dims={"K": 4, "N": 1}, transforms=0, sequences=1, length=1),
+        rare=by_shape.leaves_five_rows,
+    ),
+    Planted(
+        name="linear_by_work",
+        mechanism="SHAPE",
+        signature=_LINEAR,
+        function=by_shape.linear_by_work,
+        healthy=by_shape.linear_at_any_work,
+        exposed_by=("T1", "T4.finite", "T4.nonfinite", "T5"),
+        extent=Extent(
+            slots=2, dims={"K": 256, "N": 8}, wide=1, transforms=0, sequences=1, length=1
+        ),
+        rare=by_shape.is_in_band,
+    ),
+    Planted(
+        name="linear_dx_by_measured_size",
+        mechanism="SHAPE",
+        signature=_LINEAR,
+        function=by_shape.linear_dx_by_measured_size,
+        healthy=by_shape.linear_dx_at_any_size,
+        exposed_by=("T1", "T3"),
+        extent=Extent(slots=17, dims={"K": 1, "N": 5}, transforms=0, sequences=1, length=1),
+        direction="backward",
+        rare=by_shape.is_measured_size,
+    ),
+)
+_SPLIT = (
+    Planted(
+        name="linear_split_at_width",
+        mechanism="SPLIT",
+        signature=_LINEAR,
+        function=by_split.linear_split_at_width,
+        healthy=by_split.linear_unsplit,
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=3, dims={"K": 48, "N": 1}, transforms=0, sequences=1, length=1),
+        rare=by_split.is_split_width,
+        conditions=2,
+    ),
+    Planted(
+        name="linear_stream_k",
+        mechanism="SPLIT",
+        signature=_LINEAR,
+        function=by_split.linear_stream_k,
+        healthy=by_split.linear_tiles_of_a_row,
+        exposed_by=("T1", "T2", "T3", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=3, dims={"K": 16, "N": 1}),
+    ),
+    Planted(
+        name="pooled_by_last_page",
+        mechanism="SPLIT",
+        signature=_POOLED,
+        function=by_split.pooled_by_last_page,
+        healthy=by_split.pooled_at_once,
+        exposed_by=("T1", "T3"),
+        extent=Extent(slots=21, dims={"H": 1}, transforms=0, length=17),
+        dims="H=1..64",
+    ),
+)
+_COLL = (
+    Planted(
+        name="linear_scattered",
+        mechanism="COLL",
+        signature=_LINEAR,
+        function=by_owner.linear_scattered,
+        healthy=by_owner.linear_all_reduced,
+        exposed_by=("T1", "T2", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=3, dims={"K": 5, "N": 1}),
+    ),
+    Planted(
+        name="linear_scattered_if_divisible",
+        mechanism="COLL",
+        signature=_LINEAR,
+        function=by_owner.linear_scattered_if_divisible,
+        healthy=by_owner.linear_never_scattered,
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=8, dims={"K": 5, "N": 1}, transforms=0, sequences=1, length=1),
+        conditions=2,
+    ),
+    Planted(
+        name="linear_scattered_if_compiled",
+        mechanism="COLL",
+        signature=_LINEAR,
+        function=by_owner.linear_scattered_if_compiled,
+        healthy=by_owner.linear_never_scattered,
+        exposed_by=("T1", "T3"),
+        extent=Extent(slots=20, dims={"K": 5, "N": 1}, transforms=0, sequences=1, length=1),
+        rare=by_owner.is_compiled_for,
+    ),
+    Planted(
+        name="linear_scattered_if_fused",
+        mechanism="COLL",
+        signature=_LINEAR,
+        function=by_owner.linear_scattered_if_fused,
+        healthy=by_owner.linear_never_scattered,
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=4, dims={"K": 40, "N": 1}, transforms=0, sequences=1, length=1),
+        rare=by_owner.has_fused_kernel,
+        conditions=2,
+    ),
+    Planted(
+        name="linear_dx_scattered",
+        mechanism="COLL",
+        signature=_LINEAR,
+        function=by_owner.linear_dx_scattered,
+        healthy=by_owner.linear_dx_all_reduced,
+        exposed_by=("T1", "T2", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=3, dims={"K": 1, "N": 5}),
+        direction="backward",
+    ),
+)
+_BSTAT = (
+    Planted(
+        name="quantise_by_lost_axis",
+        mechanism="BSTAT",
+        signature=_ROWS,
+        function=by_statistic.quantise_by_lost_axis,
+        healthy=by_statistic.quantise_by_block,
+        exposed_by=("T1", "T3", "T4.finite", "T5", "T6"),
+        extent=Extent(slots=2, dims={"H": 36}, transforms=0, length=1),
+        rare=by_statistic.has_one_block,
+    ),
+    Planted(
+        name="centre_by_launch",
+        mechanism="BSTAT",
+        signature=_ROWS,
+        function=by_statistic.centre_by_launch,
+        healthy=by_statistic.centre_by_row,
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=3, dims={"H": 4}),
+        conditions=2,
+    ),
+    Planted(
+        name="stretch_by_longest",
+        mechanism="BSTAT",
+        signature=_PACKED,
+        function=by_statistic.stretch_by_longest,
+        healthy=by_statistic.stretch_by_own_length,
+        exposed_by=("T1", "T3"),
+        extent=Extent(slots=14, dims={"H": 1}, transforms=0, length=13),
+        dims="H=1..64",
+    ),
+    Planted(
+        name="linear_dx_quantised_by_launch",
+        mechanism="BSTAT",
+        signature=_LINEAR,
+        function=by_statistic.linear_dx_quantised_by_launch,
+        healthy=by_statistic.linear_dx_quantised_by_row,
+        exposed_by=("T1", "T3", "T5"),
+        extent=Extent(slots=2, dims={"K": 2, "N": 2}),
+        direction="backward",
+    ),
+)
+_INDEX = (
+    Planted(
+        name="copy_with_wrapped_offsets",
+        mechanism="INDEX",
+        signature=_ROWS,
+        function=by_index.copy_with_wrapped_offsets,
+        healthy=by_index.copy_with_whole_offsets,
+        exposed_by=("T1", "T2", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=2, dims={"H": 512}, transforms=0, length=1),
+    ),
+    Planted(
+        name="rows_stored_one_apart",
+        mechanism="INDEX",
+        signature=_SLOTS,
+        function=by_index.rows_stored_one_apart,
+        healthy=by_index.rows_stored_by_stride,
+        exposed_by=("T1", "T2", "T3", "T4.finite", "T4.nonfinite"),
+        extent=Extent(slots=4, dims={"H": 2}),
+        dims="H=1..64",
+        conditions=2,
+    ),
+    Planted(
+        name="sum_of_shifted_last",
+        mechanism="INDEX",
+        signature=_ROWS,
+        function=by_index.sum_of_shifted_last,
+        healthy=by_index.sum_of_own_last,
+        exposed_by=("T1", "T2", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=2, dims={"H": 33}, transforms=0, length=1),
+        rare=by_index.is_past_vector,
+        conditions=2,
+    ),
+)
+_ATOM = (
+    Planted(
+        name="sum_of_late_blocks",
+        mechanism="ATOM",
+        signature=_ROWS,
+        function=by_arrival.sum_of_late_blocks,
+        healthy=by_arrival.sum_of_blocks_in_order,
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite"),
+        extent=Extent(slots=9, dims={"H": 3}, transforms=0, sequences=1, length=1),
+        deterministic=False,
+    ),
+    Planted(
+        name="sum_of_two_orders",
+        mechanism="ATOM",
+        signature=_ROWS,
+        function=by_arrival.sum_of_two_orders,
+        healthy=by_arrival.sum_of_blocks_in_order,
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite"),
+        extent=Extent(slots=3, dims={"H": 16}, transforms=0, sequences=1, length=1),
+        deterministic=False,
+        conditions=2,
+    ),
+    Planted(
+        name="sum_of_blocks_in_the_gap",
+        mechanism="ATOM",
+        signature=_ROWS,
+        function=by_arrival.sum_of_blocks_in_the_gap,
+        healthy=by_arrival.sum_of_blocks_in_order,
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite"),
+        extent=Extent(slots=17, dims={"H": 4}, transforms=0, sequences=1, length=1),
+        deterministic=False,
+        rare=by_arrival.falls_between_kernels,
+    ),
+    Planted(
+        name="embed_of_arrivals",
+        mechanism="ATOM",
+        signature=_IDS,
+        function=by_arrival.embed_of_arrivals,
+        healthy=by_arrival.embed_in_order,
+        exposed_by=("T4.finite",),
+        extent=Extent(slots=7, dims={"V": 2, "H": 1}, length=6),
+        direction="backward",
+        deterministic=False,
+    ),
+)
+_ROUND = (
+    Planted(
+        name="linear_in_tensor_cores",
+        mechanism="ROUND",
+        signature=_LINEAR,
+        function=by_rounding.linear_in_tensor_cores,
+        healthy=by_rounding.linear_in_float32,
+        exposed_by=("T1", "T3"),
+        extent=Extent(slots=16, dims={"K": 2, "N": 2}, transforms=0, sequences=1, length=1),
+        dtypes=("float32",),
+    ),
+    Planted(
+        name="linear_partials_rounded",
+        mechanism="ROUND",
+        signature=_LINEAR,
+        function=by_rounding.linear_partials_rounded,
+        healthy=by_rounding.linear_partials_kept,
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=4, dims={"K": 32, "N": 1}, transforms=0, sequences=1, length=1),
+        conditions=2,
+    ),
+    Planted(
+        name="residual_rounded_if_captured",
+        mechanism="ROUND",
+        signature=_RESIDUAL,
+        function=by_rounding.residual_rounded_if_captured,
+        healthy=by_rounding.residual_kept,
+        exposed_by=("T1", "T3"),
+        extent=Extent(slots=24, dims={"H": 2}, transforms=0, sequences=1, length=1),
+        rare=by_rounding.is_captured,
+        dtypes=("bfloat16",),
+    ),
+    Planted(
+        name="linear_dx_through_halves",
+        mechanism="ROUND",
+        signature=_LINEAR,
+        function=by_rounding.linear_dx_through_halves,
+        healthy=by_rounding.linear_dx_in_float32,
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=3, dims={"K": 2, "N": 5}, transforms=0, sequences=1, length=1),
+        direction="backward",
+    ),
+)
+_TAIL = (
+    Planted(
+        name="sum_of_last_row_apart",
+        mechanism="TAIL",
+        signature=_ROWS,
+        function=by_tail.sum_of_last_row_apart,
+        healthy=by_tail.sum_of_rows_alike,
+        exposed_by=("T1", "T2", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=17, dims={"H": 4}, transforms=0, length=16),
+        rare=by_tail.leaves_last_row,
+    ),
+    Planted(
+        name="sum_peeled_to_alignment",
+        mechanism="TAIL",
+        signature=_ROWS,
+        function=by_tail.sum_peeled_to_alignment,
+        healthy=by_tail.sum_from_own_start,
+        exposed_by=("T1", "T2", "T4.finite", "T4.nonfinite", "T5", "T6"),
+        extent=Extent(slots=3, dims={"H": 9}),
+        conditions=2,
+    ),
+    Planted(
+        name="scale_gradient_with_rest",
+        mechanism="TAIL",
+        signature=_SCALED,
+        function=by_tail.scale_gradient_with_rest,
+        healthy=by_tail.scale_gradient_in_lanes,
+        exposed_by=("T4.finite",),
+        extent=Extent(slots=8, dims={"H": 1}, length=7),
+        direction="backward",
+    ),
+)
+
+BY_KIND = (
+    *_SHAPE,
+    *_SPLIT,
+    *_COLL,
+    *_BSTAT,
+    *_INDEX,
+    *_ATOM,
+    *_ROUND,
+    *_TAIL,
+)
