@@ -25,7 +25,7 @@ ROLES: tuple[Role, ...] = ("antisymmetric", "symmetric", "flat", "own")
 MIXTURES = (
     ("ties_squares", "ties_exponentials", "peak_exponentials", "pairs", "normal"),
     ("zeros", "ones", "integers", "iota", "uniform", "wide", "explicit"),
-    ("peak_keys", "swamp", "peak_squares"),
+    ("peak_keys", "swamp", "peak_squares", "linspace"),
 )
 # Sizes at which a kind changes, and their neighbours.
 SIZES_LAST = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33, 64, 100, 129, 255, 256, 257, 300)

@@ -11,6 +11,7 @@ Shapes: R slices along the last axis, W elements of each.
 import triton
 import triton.language as tl
 
+from biprop.data.kinds.linspace import BITS, ROWS
 from biprop.data.plan import PARAMETERS, Code, Field, Header, Matching
 from biprop.data.words_triton import (
     added,
@@ -37,7 +38,8 @@ _CODE_COUNT = tl.constexpr(len(Code))
 _CONSTANT, _INTEGERS, _NORMAL, _UNIFORM, _FALLING, _SWAMP, _IOTA = map(tl.constexpr, range(7))
 _PEAK_SQUARES, _PEAK_EXPONENTIALS, _TIES_SQUARES = map(tl.constexpr, range(7, 10))
 _TIES_SQUARES_SHORT, _TIES_EXPONENTIALS = map(tl.constexpr, range(10, 12))
-_TIES_EXPONENTIALS_SHORT, _PEAK_KEYS, _EXPLICIT = map(tl.constexpr, range(12, len(Code)))
+_TIES_EXPONENTIALS_SHORT, _PEAK_KEYS = map(tl.constexpr, range(12, 14))
+_EXPLICIT, _LINSPACE = map(tl.constexpr, range(14, len(Code)))
 
 _DIMENSIONS = tl.constexpr(len(Header))
 _CODE, _BASE, _MIXED_BASE, _HOLES, _AT_TARGET, _SCALE = map(tl.constexpr, range(len(Field)))
@@ -46,6 +48,8 @@ _MATCHINGS = tl.constexpr(len(Field) + PARAMETERS)
 _MATCHING_SIZE = tl.constexpr(len(Matching))
 _SIGNED = tl.constexpr(int(Matching.SIGNED))
 
+_LINSPACE_ROWS = tl.constexpr(ROWS)
+_LINSPACE_UNIT = tl.constexpr(2.0**-BITS)
 # As in biprop.data.words and biprop.data.block.
 _SALT_SEQUENCE = tl.constexpr(0x9E3779B1)
 _UNPAIRED_FACTOR = tl.constexpr(2.0**-24)
@@ -153,6 +157,14 @@ def expand_record(
             out, table, own, sequence_R, token_R, inner_R, scale,
             slice_R, member_R, outer_count, width, first, last, R, W,
         )  # fmt: skip
+    elif CODE == _LINSPACE:
+        row_R = ((sequence_R + token_R) & (_LINSPACE_ROWS - 1)).to(tl.int64)
+        row_R = row_R * tl.load(own + 2) + inner_R.to(tl.int64) * width
+        for start in range(first, last, W):
+            i_W = start + tl.arange(0, W)
+            index_RW = row_R[:, None] + i_W[None, :].to(tl.int64)
+            value_RW = (index_RW * tl.load(own + 1) + tl.load(own)).to(tl.float32)
+            put(out, value_RW * _LINSPACE_UNIT, scale, slice_R, member_R, i_W, width)
     else:
         expand_short(out, own, word_R, salt, scale, slice_R, member_R, width, CODE, W)
 

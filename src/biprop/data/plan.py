@@ -24,6 +24,7 @@ from torch import Tensor
 from biprop.data.block import Block, own_sequence_mask
 from biprop.data.kinds import exponent_of
 from biprop.data.kinds.elementwise import BINADES, ELEMENTWISE
+from biprop.data.kinds.linspace import FIRST, step_of
 from biprop.data.kinds.peak_keys import root_of
 from biprop.data.kinds.peaks import kept_of
 from biprop.data.kinds.points import check_axes, numbers_of
@@ -61,6 +62,7 @@ class Code(enum.IntEnum):
     TIES_EXPONENTIALS_SHORT = 12
     PEAK_KEYS = 13
     EXPLICIT = 14
+    LINSPACE = 15
 
 
 class Header(enum.IntEnum):
@@ -120,6 +122,7 @@ CODES: Final[Mapping[str, Code]] = MappingProxyType(
         "ties_exponentials": Code.TIES_EXPONENTIALS,
         "peak_keys": Code.PEAK_KEYS,
         "explicit": Code.EXPLICIT,
+        "linspace": Code.LINSPACE,
     }
 )
 _NO_MATCHING = (0, 0, 0, 0, 1, 0, 0)
@@ -258,6 +261,8 @@ def _parameters(recipe: Recipe, block: Block) -> tuple[Code, list[int]]:
         case Code.PEAK_KEYS:
             # A parameter has no tokens and no peak: all of it is zero.
             return code, [root_of(size) if block.tokens is not None else 0]
+        case Code.LINSPACE:
+            return code, [FIRST, step_of(block), math.prod(block.sizes)]
         case Code.EXPLICIT:
             return code, [_bits_of(torch.finfo(number_format.dtype).max)]
         case _:

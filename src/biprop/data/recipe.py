@@ -18,7 +18,8 @@ __all__ = [
     "Role",
 ]
 
-# Simplest first: the minimiser tries them in this order.
+# Simplest first: the minimiser tries them in this order. What stands behind `explicit` is drawn by
+# no mixture and reached by no minimiser: it is for the methods of others (`biprop.power.methods`).
 KINDS = (
     "zeros",
     "ones",
@@ -36,6 +37,7 @@ KINDS = (
     "peak_keys",
     "mix",
     "explicit",
+    "linspace",
 )
 # Kinds on which a healthy kernel meets a relative tolerance (relations A and P).
 KINDS_CONDITIONED = ("ones", "integers", "normal", "uniform")

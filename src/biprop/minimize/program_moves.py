@@ -75,6 +75,8 @@ _OWN = Recipe(kind="swamp", pairing={TOKENS: Pairing(role="own")})
 _TWIN = Recipe(kind="normal", pairing={TOKENS: Pairing(role="symmetric", mask=2)})
 _ADJACENT = Recipe(kind="swamp", pairing={TOKENS: Pairing(role="antisymmetric", mask=1)})
 _NORMAL = Recipe(kind="normal")
+# What a recipe may be without rows or points.
+_PLAIN_KINDS = KINDS[: KINDS.index("mix")]
 # Data that show a changed order, or another token, in few tokens.
 _REVEALING: tuple[Mapping[str, Recipe], ...] = (
     {"q": _NORMAL, "k": _NORMAL, "v": _NORMAL},
@@ -269,7 +271,7 @@ def data_moves(program: Program) -> Iterator[Program]:
                 yield attrs.evolve(program, vocabulary=size)
     names = _TENSORS if program.vocabulary is None else tuple(program.data)
     current = {name: program.data.get(name, _NORMAL) for name in names}
-    for kind in KINDS[:-2]:
+    for kind in _PLAIN_KINDS:
         same = {name: Recipe(kind=kind) for name in names}
         yield attrs.evolve(program, data=same)
     for name, recipe in current.items():
@@ -320,8 +322,8 @@ def _lower(size: int) -> list[int]:
 def _simpler(recipe: Recipe) -> Iterator[Recipe]:
     rank = _recipe_rank(recipe)
     made = [
-        *(Recipe(kind=kind) for kind in KINDS[:-2]),
-        *(Recipe(kind=kind, pairing=recipe.pairing) for kind in KINDS[:-2] if recipe.pairing),
+        *(Recipe(kind=kind) for kind in _PLAIN_KINDS),
+        *(Recipe(kind=kind, pairing=recipe.pairing) for kind in _PLAIN_KINDS if recipe.pairing),
         *recipe.rows,
         attrs.evolve(recipe, exponent=0),
         attrs.evolve(recipe, holes=False),

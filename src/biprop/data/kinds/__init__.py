@@ -15,6 +15,7 @@ from torch import Tensor
 from biprop.data.block import Block
 from biprop.data.floats import NumberFormat
 from biprop.data.kinds.elementwise import iota, make_elementwise
+from biprop.data.kinds.linspace import linspace
 from biprop.data.kinds.peak_keys import peak_keys
 from biprop.data.kinds.peaks import peak_exponentials, peak_squares
 from biprop.data.kinds.points import explicit
@@ -76,6 +77,7 @@ MAKERS: Final[Mapping[str, Maker]] = MappingProxyType(
         "ties_exponentials": Maker(make=ties_exponentials, reach=_constant(6)),
         "peak_keys": Maker(make=peak_keys, reach=_keys),
         "explicit": Maker(make=explicit, reach=None),
+        "linspace": Maker(make=linspace, reach=_constant(7)),
     }
 )
 
