@@ -30,11 +30,15 @@ from ci.lanes.where import ROOT
 
 from biprop.errors import BipropError
 from biprop.fixtures.load import fixture_from_data
-from biprop.provenance import source_sha256
+from biprop.power.methods import DESCRIPTIONS
+from biprop.provenance import Provenance, source_sha256
+from biprop.reports.power import PowerReport, report_from_text
+from biprop.reports.power_text import conclusion, kinds_table, methods_table
 from biprop.reports.words import case_in_words, transforms_in_words
 
 __all__ = [
     "EVIDENCE",
+    "POWER",
     "TEXTS",
     "Collected",
     "collected",
@@ -45,6 +49,8 @@ __all__ = [
 ]
 
 EVIDENCE = Path("ci") / "evidence"
+# Written by `biprop power`, and no part of a lane on a GPU.
+POWER = "power.json"
 TEXTS = (Path("README.md"), Path("kernels") / "README.md")
 _SECTION = re.compile(
     r"(?P<begin><!-- figures:(?P<name>[a-z]+) -->\n)(?P<body>.*?)(?P<end><!-- /figures -->)",
@@ -73,6 +79,7 @@ class Collected:
         findings: Of the part findings.
         times: Of the part times.
         speeds: Of the part speeds.
+        power: What `biprop power` wrote, on a CPU.
     """
 
     pr: CellsEvidence | None = None
@@ -80,6 +87,7 @@ class Collected:
     findings: FindingsEvidence | None = None
     times: TimesEvidence | None = None
     speeds: SpeedsEvidence | None = None
+    power: PowerReport | None = None
 
     @property
     def parts(self) -> dict[Part, Evidence]:
@@ -108,8 +116,12 @@ def collected(root: Path) -> Collected:
             if evidence.part != part:
                 raise EvidenceError(f"{path.name} holds part={evidence.part!r}: rename it.")
             found[part] = evidence
+    power = root / EVIDENCE / POWER
     # Their types follow from their parts, which were just compared.
-    return Collected(**found)  # type: ignore[arg-type]
+    return Collected(
+        **found,  # type: ignore[arg-type]
+        power=report_from_text(power.read_text(encoding="utf-8")) if power.is_file() else None,
+    )
 
 
 def with_figures(text: str, evidence: Collected) -> str:
@@ -144,11 +156,17 @@ def differing(root: Path) -> tuple[str, ...]:
 
 def notes(root: Path) -> tuple[str, ...]:
     """Return a sentence for each part that was measured from other sources than today's."""
+    evidence = collected(root)
+    found: dict[str, str] = {
+        part: item.run.source_sha256[:_DIGITS_SHOWN] for part, item in evidence.parts.items()
+    }
+    if evidence.power is not None and evidence.power.provenance is not None:
+        found["power"] = evidence.power.provenance.source_digest[:_DIGITS_SHOWN]
+    now = source_sha256()[:_DIGITS_SHOWN]
     return tuple(
-        f"{part} was measured from sources {evidence.run.source_sha256[:_DIGITS_SHOWN]}, "
-        f"and these are {source_sha256()[:_DIGITS_SHOWN]}."
-        for part, evidence in collected(root).parts.items()
-        if evidence.run.source_sha256 != source_sha256()
+        f"{name} was measured from sources {digest}, and these are {now}."
+        for name, digest in found.items()
+        if digest != now
     )
 
 
@@ -268,12 +286,48 @@ def _caches(evidence: Collected) -> str:
     return "\n".join([f"Measured on {places}.", "", *_table(_CACHES_HEAD, rows)])
 
 
+def _power(evidence: Collected) -> str:
+    """Return what each method found of what is planted, and by kind of defect."""
+    report = evidence.power
+    if report is None:
+        return "No run of `biprop power` is recorded yet."
+    where = "" if report.provenance is None else _power_place(report.provenance)
+    methods = methods_table(report, DESCRIPTIONS)
+    kinds = kinds_table(report)
+    return "\n".join(
+        [
+            f"`{report.command}`: {_planted(report)}{where}",
+            "",
+            *_table(methods.head, list(methods.rows)),
+            "",
+            *_table(kinds.head, list(kinds.rows)),
+            "",
+            conclusion(report) + ".",
+        ]
+    )
+
+
+def _planted(report: PowerReport) -> str:
+    cells = {trial.cell for trial in report.trials}
+    names = {cell.name for cell in cells}
+    return (
+        f"{len(names)} planted kernels, in float32 and bfloat16 {len(cells)}, each with "
+        f"{len(report.seeds)} seeds and up to {report.examples} examples"
+    )
+
+
+def _power_place(provenance: Provenance) -> str:
+    digest = provenance.source_digest[:_DIGITS_SHOWN]
+    return f"; {provenance.arch_key}, torch {provenance.torch}, sources `{digest}`:"
+
+
 _SECTIONS: Mapping[str, Callable[[Collected], str]] = {
     "gpu": _gpu,
     "cells": _cells,
     "caches": _caches,
     "times": _times,
     "speeds": _speeds,
+    "power": _power,
 }
 
 

@@ -1,7 +1,7 @@
 """Which planted kernels a run tries: all of them at profile nightly, else a third.
 
 Which third follows from the digest of biprop's own sources, so that each run of a commit tries the
-same, and commits take turns.
+same, and commits take turns. What is marked `nightly` is tried at that profile alone.
 """
 
 import zlib
@@ -18,12 +18,22 @@ def part_of(name: str) -> int:
     return zlib.crc32(name.encode()) % PARTS
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the mark."""
+    config.addinivalue_line("markers", "nightly: tried at profile nightly alone")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the planted kernels of the other thirds, and say how many items that are."""
     if config.getoption("--biprop-profile") == "nightly":
         return
     turn = int(source_digest(), 16) % PARTS
-    others = [item for item in items if any(part_of(name) != turn for name in _planted(item))]
+    others = [
+        item
+        for item in items
+        if item.get_closest_marker("nightly") is not None
+        or any(part_of(name) != turn for name in _planted(item))
+    ]
     if others:
         left_out = set(others)
         items[:] = [item for item in items if item not in left_out]

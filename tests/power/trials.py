@@ -1,23 +1,23 @@
-"""Trials of the planted kernels, shared by the tests of power: draw, find, minimise.
+"""Trials of the planted kernels, shared by the tests of power; `biprop.power` is what they try.
 
 No test stands here. Everything is drawn by seed (`RandomDraw`), so a trial is the same each time.
 """
 
 import os
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import attrs
 import torch
 
 from biprop.case import Case, Dtype
-from biprop.execution.nonzeros import nonzeros_of
-from biprop.generation import LIMITS, RandomDraw, Space, draw_case, legal_for, wanted_classes
+from biprop.generation import LIMITS, Space
 from biprop.judgment import Outcome
 from biprop.kernels.planted import Planted
-from biprop.loading import source_constants
-from biprop.minimize import Minimised, minimise
+from biprop.minimize import Minimised
 from biprop.operators import Kernel
+from biprop.power.benches import TINY, planted_bench, planted_space
+from biprop.power.methods import cases_of
+from biprop.power.trials import seek, shrink
 from biprop.relations import JudgeOptions
 from biprop.relations.invariance import judge_invariance
 from biprop.signature.roles import has_contexts
@@ -25,6 +25,7 @@ from biprop.transforms import class_of, transforms_of
 
 __all__ = [
     "cases_of",
+    "device_of",
     "find_failure",
     "judge_quickly",
     "minimise_failure",
@@ -43,73 +44,48 @@ SMALL = attrs.evolve(LIMITS["interpreter"], tokens_max=40, dim_max=64, dim_seque
 SHORT = attrs.evolve(
     SMALL, length_max=8, watched_max=2, sequences_max=4, padding_max=3, dim_sequence_max=8
 )
-TINY = attrs.evolve(SMALL, tokens_max=6, length_max=4, watched_max=1, dim_max=12, padding_max=2)
 
 
 def space_of(
     planted: Planted, dtype: Dtype, *, classes: Sequence[str] = (), is_small: bool = False
 ) -> Space:
     """Return what is drawn for a planted kernel and for its twin."""
-    kernel = planted.kernel()
-    limits = LIMITS["cpu"]
+    limits = None
     if is_small:
-        limits = SHORT if has_contexts(kernel.signature) else SMALL
-    return Space(
-        signature=kernel.signature,
-        restrictions=kernel.restrictions,
-        dtype=dtype,
-        direction=planted.direction,
-        classes=wanted_classes(classes),
-        constants=source_constants(kernel.function),
-        limits=TINY if planted.interpreted else limits,
-    )
+        limits = SHORT if has_contexts(planted.kernel().signature) else SMALL
+    if planted.interpreted:
+        limits = TINY
+    return planted_space(planted, dtype, classes=tuple(classes), limits=limits)
 
 
-def cases_of(space: Space, *, seed: int, count: int) -> Iterator[Case]:
-    """Draw cases; another seed draws others."""
-    seeds = random.Random(seed)
-    for _ in range(count):
-        yield draw_case(RandomDraw(seeds.getrandbits(64)), space)
+def device_of(planted: Planted) -> str:
+    """Return where a planted kernel is tried: on a CPU, unless its defect shows on a GPU alone."""
+    return "cpu" if "cpu" in planted.devices else "cuda"
 
 
-def judge_quickly(kernel: Kernel, case: Case, *, rate: float | None = None) -> Outcome:
+def judge_quickly(
+    kernel: Kernel, case: Case, *, rate: float | None = None, device: str = "cpu"
+) -> Outcome:
     """Judge a case without measuring its evidence."""
-    return judge_invariance(kernel, case, options=JudgeOptions(measure=False, rate=rate))
+    options = JudgeOptions(measure=False, rate=rate)
+    return judge_invariance(kernel, case, device=device, options=options)
 
 
 def find_failure(
-    planted: Planted, space: Space, *, seed: int, count: int
+    planted: Planted, dtype: Dtype, *, seed: int, count: int
 ) -> tuple[Case, Outcome] | None:
     """Return the first failing case of those drawn, None where none fails."""
-    kernel = planted.kernel()
-    for case in cases_of(space, seed=seed, count=count):
-        outcome = judge_quickly(kernel, case)
-        if outcome.verdict.is_violation:
-            return case, outcome
-    return None
+    bench = planted_bench(planted, dtype, device=device_of(planted))
+    sought = seek(bench, cases_of(bench.space, seed=seed, count=count))
+    if sought.case is None or sought.outcome is None:
+        return None
+    return sought.case, sought.outcome
 
 
 def minimise_failure(planted: Planted, case: Case, outcome: Outcome) -> Minimised:
     """Shrink a failing case as a search would."""
-    kernel = planted.kernel()
-    seen: dict[str, Outcome] = {}
-
-    def judge(candidate: Case) -> Outcome:
-        # A verdict is sticky, as in a search.
-        key = candidate.digest
-        if key not in seen:
-            seen[key] = judge_quickly(kernel, candidate, rate=outcome.rate)
-        return seen[key]
-
-    return minimise(
-        case,
-        outcome,
-        judge=judge,
-        signature=kernel.signature,
-        legal=legal_for(kernel),
-        nonzeros=nonzeros_of(kernel.signature),
-        constants=source_constants(kernel.function),
-    )
+    bench = planted_bench(planted, case.dtype, device=device_of(planted))
+    return shrink(bench, case, outcome)
 
 
 def without_class(case: Case, name: str) -> Case:

@@ -1,0 +1,78 @@
+"""The smallest failing structure of every planted kernel: how it is found, and where it is kept.
+
+The search itself is `biprop.minimize.exhaustive`, as far as `Planted.extent` says; what it found is
+committed (`kernels/planted/smallest.json`, written by `ci/smallest`).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+from biprop.case import Case, Dtype
+from biprop.generation import judged_kinds, simplest_case
+from biprop.judgment import Outcome
+from biprop.kernels import planted as planted_kernels
+from biprop.kernels.planted import Planted
+from biprop.minimize import Cost
+from biprop.minimize.exhaustive import Bounds, in_words, search_smallest
+from biprop.power.benches import planted_bench
+
+__all__ = ["FILE", "RATE", "Entry", "cost_by_component", "cost_to_data", "entries", "find_smallest"]
+
+FILE = Path(planted_kernels.__file__).resolve().parent / "smallest.json"
+# A target that differs from run to run is repeated as one that does so every other time.
+RATE = 0.5
+
+Entry = dict[str, object]
+
+
+def entries() -> dict[tuple[str, str], Entry]:
+    """Return what the file holds, by name and dtype."""
+    listed: list[Entry] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else []
+    return {(str(entry["name"]), str(entry["dtype"])): entry for entry in listed}
+
+
+def cost_to_data(cost: Cost) -> list[object]:
+    """Return the cost of a structure as JSON holds it."""
+    return [list(part) if isinstance(part, tuple) else part for part in cost.structure]
+
+
+def cost_by_component(entry: Mapping[str, object] | Cost | None) -> dict[str, tuple[int, ...]]:
+    """Return the cost of a structure by component; nothing for an entry without one.
+
+    Args:
+        entry: An entry of the file, or a cost.
+    """
+    if isinstance(entry, Cost):
+        parts: list[object] = list(entry.structure)
+    else:
+        found = None if entry is None else entry.get("cost")
+        parts = found if isinstance(found, list) else []
+    return {
+        name: tuple(part) if isinstance(part, (list, tuple)) else (int(str(part)),)
+        for name, part in zip(Cost._fields, parts, strict=False)
+    }
+
+
+def find_smallest(planted: Planted, dtype: Dtype) -> Entry:
+    """Search one planted kernel, and return its entry."""
+    bench = planted_bench(planted, dtype)
+    rate = None if planted.deterministic else RATE
+
+    def judge(case: Case) -> Outcome:
+        return bench.judge(case, rate=rate)
+
+    found = search_smallest(
+        bench.signature,
+        simplest_case(bench.space),
+        Bounds(**attrs.asdict(planted.extent)),
+        judged=judged_kinds(bench.signature, planted.direction),
+        judge=judge,
+        legal=bench.legal,
+    )
+    entry: Entry = {"name": planted.name, "dtype": dtype, "tried": found.structures}
+    if found.case is None or found.cost is None:
+        return {**entry, "bound": True}
+    return {**entry, "cost": cost_to_data(found.cost), "structure": in_words(found.case)}
