@@ -50,6 +50,9 @@ __all__ = [
     "reference_indexed",
 ]
 
+# Panels that are added one after the other before they join a sum: equal terms are rounded alike,
+# and thousands of them in a row leave the contract's tolerance.
+_SPAN = 8
 # Elements of the products that the reference holds at a time.
 REFERENCE_ELEMENTS_MAX = 1 << 22
 
@@ -270,12 +273,25 @@ def _logits(hidden_RH: Tensor, panels: list[tuple[Tensor, ...]], vocabulary: int
 
 def _product(tile_RD: Tensor, panels: list[tuple[Tensor, ...]]) -> Tensor:
     """Multiply a tile by a matrix, panel by panel of what is summed over, from the first on."""
-    first_RP, *others = row_panels(tile_RD, PANEL_WIDTH)
+    tiles = row_panels(tile_RD, PANEL_WIDTH)
+    sums, *others = (
+        _sums(tiles[first : first + _SPAN], panels[first : first + _SPAN])
+        for first in range(0, len(panels), _SPAN)
+    )
+    for parts in others:
+        for total, part in zip(sums, parts, strict=True):
+            total.add_(part)
+    return torch.cat(sums, dim=1)
+
+
+def _sums(tiles: Tensor, panels: list[tuple[Tensor, ...]]) -> list[Tensor]:
+    """Multiply some panels of a tile, one sum for each panel across."""
+    first_RP, *others = tiles
     sums = [first_RP @ panel_PW for panel_PW in panels[0]]
     for tile_RP, panels_across in zip(others, panels[1:], strict=True):
         for column, panel_PW in enumerate(panels_across):
             sums[column] += tile_RP @ panel_PW
-    return torch.cat(sums, dim=1)
+    return sums
 
 
 def _add_product(dweight: Tensor, dlogits_RV: Tensor, hidden_RH: Tensor) -> None:

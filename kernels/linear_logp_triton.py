@@ -29,6 +29,9 @@ WIDTH_MIN, WIDTH_MAX = 16, 128
 TERM_MIN, TERM_MAX = 16, 64
 # Tokens of the vocabulary that one program reduces: so even few rows keep a GPU busy.
 STRETCH = 2048
+# Terms that are added one after the other before they join a sum: equal terms are rounded alike,
+# and thousands of them in a row leave the contract's tolerance.
+SPAN = 256
 # Tokens of the vocabulary whose gradients are held at once, one row a token of the launch.
 CHUNK = 8192
 # Without fusion no multiply-add can be contracted in one row and not in another; tl.dot fuses its
@@ -71,7 +74,8 @@ def _forward(
             *(int(indexed), rows, vocabulary, width, STRETCH, *hidden.stride(), *weight.stride()),
             *(*target.stride(), *live.stride(), *order.stride()),
         ),
-        constants=_constants(vocabulary, width) | {"WIDEN": interpreted(linear_logp_stretch)},
+        constants=_constants(vocabulary, width)
+        | {"SPAN": SPAN, "WIDEN": interpreted(linear_logp_stretch)},
         options=OPTIONS,
     )
     launch(
@@ -173,6 +177,7 @@ def _chunk_gradients(
             "R": ROW_COUNT,
             "W": block_width(vocabulary, least=TERM_MIN, most=TERM_MAX),
             "C": columns,
+            "SPAN": SPAN,
             "WIDEN": interpreted(linear_logp_dhidden_tile),
         },
         options=OPTIONS,
@@ -225,7 +230,7 @@ def linear_logp_stretch(
     hidden, weight, target, live, order, largest, total, chosen,
     is_indexed, row_count, vocabulary, width, stretch, hidden_row, hidden_feature,
     weight_token, weight_feature, target_at, live_at, order_at,
-    R: tl.constexpr, W: tl.constexpr, D: tl.constexpr, WIDEN: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Reduce R rows over one stretch of the vocabulary in one pass, W tokens at a time.
 
@@ -255,21 +260,25 @@ def linear_logp_stretch(
         token_W = first_W + block
         live_W = token_W < vocabulary
         logits_RW = tl.full((R, W), 0.0, dtype=tl.float32)
-        for term in range(0, width, D):
-            feature_D = first_D + term
-            live_D = feature_D < width
-            hidden_RD = tl.load(
-                hidden_R[:, None] + (feature_D * hidden_feature)[None, :],
-                mask=live_R[:, None] & live_D[None, :], other=0.0,
-            )  # fmt: skip
-            weight_DW = tl.load(
-                (weight + token_W * weight_token)[None, :] + (feature_D * weight_feature)[:, None],
-                mask=live_D[:, None] & live_W[None, :], other=0.0,
-            )  # fmt: skip
-            if WIDEN:
-                hidden_RD = hidden_RD.to(tl.float32)
-                weight_DW = weight_DW.to(tl.float32)
-            logits_RW = add_product(hidden_RD, weight_DW, logits_RW, WIDEN)
+        for span in range(0, width, SPAN):
+            part_RW = tl.full((R, W), 0.0, dtype=tl.float32)
+            for term in range(span, tl.minimum(span + SPAN, width), D):
+                feature_D = first_D + term
+                live_D = feature_D < width
+                hidden_RD = tl.load(
+                    hidden_R[:, None] + (feature_D * hidden_feature)[None, :],
+                    mask=live_R[:, None] & live_D[None, :], other=0.0,
+                )  # fmt: skip
+                weight_DW = tl.load(
+                    (weight + token_W * weight_token)[None, :]
+                    + (feature_D * weight_feature)[:, None],
+                    mask=live_D[:, None] & live_W[None, :], other=0.0,
+                )  # fmt: skip
+                if WIDEN:
+                    hidden_RD = hidden_RD.to(tl.float32)
+                    weight_DW = weight_DW.to(tl.float32)
+                part_RW = add_product(hidden_RD, weight_DW, part_RW, WIDEN)
+            logits_RW += part_RW
         logits_RW = tl.where(live_W[None, :], logits_RW, float("-inf"))
         # A NaN is no maximum, it only has to reach the sum: devices and numpy differ in NaN maxima.
         numbers_RW = tl.where(logits_RW == logits_RW, logits_RW, float("-inf"))
@@ -394,7 +403,7 @@ def linear_logp_dlogits_tile(
 def linear_logp_dhidden_tile(
     dlogits, weight, sums, dhidden, row_count, token_count, width, is_first, is_last,
     dlogits_row, weight_token, weight_feature,
-    R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, WIDEN: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, C: tl.constexpr, SPAN: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Add a chunk of the vocabulary to one tile of dhidden, W tokens at a time."""
     row_R = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
@@ -407,21 +416,24 @@ def linear_logp_dhidden_tile(
     is_added_R = row_R < row_count * (1 - is_first)
     is_whole_R = row_R < row_count * is_last
     sum_RC = tl.load(sums + here_RC, mask=is_added_R[:, None] & live_C[None, :], other=0.0)
-    for block in range(0, token_count, W):
-        token_W = first_W + block
-        live_W = token_W < token_count
-        dlogits_RW = tl.load(
-            (dlogits + row_R * dlogits_row)[:, None] + token_W[None, :],
-            mask=live_R[:, None] & live_W[None, :], other=0.0,
-        )  # fmt: skip
-        weight_WC = tl.load(
-            (weight + token_W * weight_token)[:, None] + (feature_C * weight_feature)[None, :],
-            mask=live_W[:, None] & live_C[None, :], other=0.0,
-        )  # fmt: skip
-        if WIDEN:
-            dlogits_RW = dlogits_RW.to(tl.float32)
-            weight_WC = weight_WC.to(tl.float32)
-        sum_RC = add_product(dlogits_RW, weight_WC, sum_RC, WIDEN)
+    for span in range(0, token_count, SPAN):
+        part_RC = tl.full((R, C), 0.0, dtype=tl.float32)
+        for block in range(span, tl.minimum(span + SPAN, token_count), W):
+            token_W = first_W + block
+            live_W = token_W < token_count
+            dlogits_RW = tl.load(
+                (dlogits + row_R * dlogits_row)[:, None] + token_W[None, :],
+                mask=live_R[:, None] & live_W[None, :], other=0.0,
+            )  # fmt: skip
+            weight_WC = tl.load(
+                (weight + token_W * weight_token)[:, None] + (feature_C * weight_feature)[None, :],
+                mask=live_W[:, None] & live_C[None, :], other=0.0,
+            )  # fmt: skip
+            if WIDEN:
+                dlogits_RW = dlogits_RW.to(tl.float32)
+                weight_WC = weight_WC.to(tl.float32)
+            part_RC = add_product(dlogits_RW, weight_WC, part_RC, WIDEN)
+        sum_RC += part_RC
     tl.store(sums + here_RC, sum_RC, mask=(live_R & ~is_whole_R)[:, None] & live_C[None, :])
     tl.store(
         dhidden + here_RC,
