@@ -48,6 +48,8 @@ _STEERED_MAX = 20
 # Times that a crash is seen again before the search ends: each costs a worker.
 _CRASHES_MAX = 10
 # Findings of one search; a cache that breaks in more ways is told enough.
+# Times the time of a search that it may take in all, where evidence is what it lacks at the end.
+_PATIENCE = 4
 _FINDINGS_MAX = 4
 
 
@@ -97,7 +99,8 @@ def search_programs(
         max_programs: Instead of what the profile says.
         steps: Operations of the longest program, instead of what the lane says.
         findings_max: Causes after which the search ends.
-        seconds_max: After which no further program is begun; None: no limit.
+        seconds_max: After which no further program is begun, or after four times as long where
+            nothing was found and evidence is lacking; None: no limit.
         seed: The same seed writes the same programs.
         has_smoke: Whether the fixed programs are judged first.
         keep: Stores a fixture and returns its path; None: nothing is stored.
@@ -325,8 +328,12 @@ class _Search:
     def _judged(self, program: Program) -> ProgramOutcome | None:
         """Return what is wrong with a program and new; sticky, so that nothing looks flaky."""
         key = program_digest(program)
-        is_late = self.programs > 0 and time.monotonic() - self.start >= self.seconds_max
-        if key not in self.seen and self.error is None and not is_late and not self.fallback:
+        if (
+            key not in self.seen
+            and self.error is None
+            and not self.fallback
+            and not self._is_late()
+        ):
             try:
                 self.seen[key] = self._outcome(program)
             except BipropError as error:
@@ -469,10 +476,15 @@ class _Search:
             return Verdict.UNSUPPORTED, self.unsupported
         if not self.comparisons:
             return Verdict.VACUOUS, "Nothing was compared: give --max-programs 1 or more."
+        lacking = self._evidence_lacking()
+        return (Verdict.VACUOUS, lacking) if lacking else (Verdict.HOLDS, "")
+
+    def _evidence_lacking(self) -> str:
+        """Say what evidence is lacking; empty where none is."""
         powered = sum(power > 0 for power in self.powers)
         # Without an operator that tells what sums there are, power is not measured.
         if self.powers and powered < self.profile.powered_min:
-            return Verdict.VACUOUS, (
+            return (
                 f"Only {powered} programs had power, {self.profile.powered_min} are needed: give a "
                 "higher --max-programs."
             )
@@ -480,8 +492,16 @@ class _Search:
         short = [word for word in COVERAGE if self.coverage.get(word, 0) < least]
         if short:
             reached = self.coverage.get(short[0], 0)
-            return Verdict.VACUOUS, (
+            return (
                 f"Only {reached} of {self.programs} programs reached a {short[0]}, a share of "
                 f"{self.profile.coverage_share_min:g} is needed: give more --steps or programs."
             )
-        return Verdict.HOLDS, ""
+        return ""
+
+    def _is_late(self) -> bool:
+        """Whether no further program is begun."""
+        if not self.programs:
+            return False
+        waits = not self.findings and self._evidence_lacking()
+        seconds = self.seconds_max * (_PATIENCE if waits else 1)
+        return time.monotonic() - self.start >= seconds

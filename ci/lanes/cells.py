@@ -110,7 +110,8 @@ def _words(part: str, options: CellOptions) -> list[str]:
     # A benchmark plugin warns of xdist, and a warning is an error here.
     words += ["--biprop-device", options.device, "--biprop-profile", part, "-p", "no:benchmark"]
     if importlib.util.find_spec("xdist") is not None:
-        words += ["-n", options.workers]
+        # Handed out one by one: a cell takes a second or minutes.
+        words += ["-n", options.workers, "--maxschedchunk", "1"]
     if options.cells:
         words += ["-k", options.cells]
     if options.max_examples is not None:

@@ -17,7 +17,7 @@ from biprop.kernels import CACHES
 from biprop.operators import Registry
 from biprop.pytest_plugin.known import KNOWN_FILE, Known, read_known
 from biprop.registry import build_registry
-from biprop.strategies.cells import Cell, cells_of, declared_in
+from biprop.strategies.cells import Cell, cells_of, declared_in, rank_of_cost
 
 __all__ = [
     "FixtureItem",
@@ -74,7 +74,10 @@ def items_of(config: pytest.Config) -> tuple[Item, ...]:
     try:
         registry = build_registry()
         wanted = _wanted(config, registry)
-        return (*_fixture_items(config, registry, wanted), *cells_of(registry, wanted))
+        cells = sorted(
+            cells_of(registry, wanted), key=lambda cell: rank_of_cost(cell.op_class, cell.direction)
+        )
+        return (*_fixture_items(config, registry, wanted), *cells)
     except BipropError as error:
         raise pytest.UsageError(str(error)) from error
 

@@ -22,11 +22,11 @@ from biprop.case import Dtype
 from biprop.contract import Contract, load_contract
 from biprop.errors import UsageError
 from biprop.generation.space import Direction
-from biprop.operators import OpClass, Registry
+from biprop.operators import Registry
 from biprop.provenance import Provenance
 from biprop.registry import build_registry
 from biprop.reports.suite import ContractUsed, Dependence, InvarianceReport, SuiteCell
-from biprop.strategies.cells import DIRECTIONS
+from biprop.strategies.cells import DIRECTIONS, rank_of_cost
 from biprop.suite.dependence import to_try
 from biprop.suite.devices import devices_of, worker_count
 from biprop.suite.parcels import packed
@@ -35,9 +35,6 @@ from biprop.suite.pool import Ended, Lost, run_tasks
 from biprop.suite.searching import CellTask, PartsTask, Searched, Settings, Task, Tried
 
 __all__ = ["SuiteEvent", "run_invariance_suite"]
-
-# Classes of operators by what an example costs.
-_DEAREST_FIRST: tuple[OpClass, ...] = ("attention", "logprob", "reduction", "elementwise")
 
 
 @attrs.frozen(kw_only=True)
@@ -173,8 +170,7 @@ class _Suite:
 
     def run(self, registry: Registry) -> None:
         """Search every cell, then find out which failing composites fail because of a part."""
-        # So that no long search is begun when the others are about to end.
-        cells = sorted(self.plan.cells, key=_rank_of_cost)
+        cells = sorted(self.plan.cells, key=lambda it: rank_of_cost(it.op_class, it.direction))
         tasks = [
             CellTask(
                 cell=cell.id,
@@ -232,11 +228,6 @@ class _Suite:
     def _tell(self, kind: Literal["begun", "ended"], cell: SuiteCell) -> None:
         if self.tell is not None:
             self.tell(SuiteEvent(kind=kind, cell=cell, done=self._done, count=len(self.cells)))
-
-
-def _rank_of_cost(cell: SuiteCell) -> int:
-    """Return how early to begin a cell: attention and its gradients are the dearest, by far."""
-    return 2 * _DEAREST_FIRST.index(cell.op_class) + (cell.direction == "forward")
 
 
 def _path(contract: str | Path | None) -> Path | None:
