@@ -49,7 +49,7 @@ _STEERED_MAX = 20
 _CRASHES_MAX = 10
 # Findings of one search; a cache that breaks in more ways is told enough.
 # Times the time of a search that it may take in all, where evidence is what it lacks at the end.
-_PATIENCE = 4
+_PATIENCE = 10
 _FINDINGS_MAX = 4
 
 
@@ -99,7 +99,7 @@ def search_programs(
         max_programs: Instead of what the profile says.
         steps: Operations of the longest program, instead of what the lane says.
         findings_max: Causes after which the search ends.
-        seconds_max: After which no further program is begun, or after four times as long where
+        seconds_max: After which no further program is begun, or after ten times as long where
             nothing was found and evidence is lacking; None: no limit.
         seed: The same seed writes the same programs.
         has_smoke: Whether the fixed programs are judged first.

@@ -20,9 +20,9 @@ from biprop.errors import BipropError
 
 __all__ = ["gpu", "main"]
 
-# Cells of the nightly part draw no longer than this, and those that lack evidence four times as
+# Cells of the nightly part draw no longer than this, and those that lack evidence ten times as
 # long: so all of them end within its budget.
-_NIGHTLY_SECONDS = 30.0
+_NIGHTLY_SECONDS = 20.0
 _FINDING_WORKERS = 4
 _OUT = Path(".hypothesis") / "evidence"
 

@@ -49,7 +49,7 @@ class CellOptions:
         cells: Expression that chooses cells by their ids, as pytest's `-k`; empty: all, and the
             tests of tests/gpu.
         max_examples: Of each cell; None: as the profile says.
-        max_seconds: After which a cell draws no further example, or after four times as long where
+        max_seconds: After which a cell draws no further example, or after ten times as long where
             evidence is lacking; None: no limit.
     """
 

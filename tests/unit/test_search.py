@@ -321,7 +321,7 @@ def test_time_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lacking_evidence_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a class lacks evidence, a search takes up to four times its time, and ends then."""
+    """Where a class lacks evidence, a search takes up to ten times its time, and ends then."""
     seconds = count()
     monkeypatch.setattr("biprop.strategies.search.time.monotonic", lambda: next(seconds))
 
@@ -331,7 +331,7 @@ def test_lacking_evidence_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
 
     report, judge = searched(holds_without_power, seconds_max=30.0, max_examples=10_000)
 
-    assert 30 < len(judge.asked) < 120
+    assert 120 < len(judge.asked) < 300
     assert report.verdict is Verdict.VACUOUS
     assert "Too few powered examples" in report.message
 

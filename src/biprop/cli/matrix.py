@@ -101,7 +101,7 @@ Exit codes:
     "--max-seconds",
     type=click.FloatRange(0.1),
     metavar="SECONDS",
-    help="After which a cell draws no further case, or after four times as long where it lacks "
+    help="After which a cell draws no further case, or after ten times as long where it lacks "
     "evidence.  [default: no limit]",
 )
 @click.option(

@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         type=float,
         default=None,
-        help="after which a cell draws no further example, or after four times as long where it "
+        help="after which a cell draws no further example, or after ten times as long where it "
         "lacks evidence",
     )
 

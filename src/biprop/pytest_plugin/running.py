@@ -43,7 +43,7 @@ class PropsRun:
         child: Worker process for all kernels.
         profile: How thorough searches are.
         max_examples: Instead of what the profile says.
-        seconds_max: After which a cell draws no further example, or after four times as long where
+        seconds_max: After which a cell draws no further example, or after ten times as long where
             evidence is lacking; None: no limit.
         found: Where findings are stored.
         notes: What is listed and not run, as it is told at the end.

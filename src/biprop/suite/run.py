@@ -86,7 +86,7 @@ def run_invariance_suite(
         workers: Cells searched at a time; None: one a core on a CPU, eight a GPU.
         seed: Of the searches; None: as `slice_name` says, as for `max_examples` of each cell.
         max_examples: Of relation I, exceeded where evidence lacks.
-        max_seconds: After which a cell draws no further example, or after four times as long where
+        max_seconds: After which a cell draws no further example, or after ten times as long where
             evidence is lacking; None: no limit.
         store: Folder for what is found; None: fixtures are kept in the report alone.
         tell: Gets an event whenever a cell begins or ends.

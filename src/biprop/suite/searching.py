@@ -63,7 +63,7 @@ class Settings:
         contract: What judges.
         seed: Of the searches; None: as the profile says.
         max_examples: Of each cell; None: as the profile says.
-        max_seconds: After which a cell draws no further example, or after four times as long where
+        max_seconds: After which a cell draws no further example, or after ten times as long where
             evidence is lacking; None: no limit.
         store: Folder for what is found; None: nothing is stored.
         registry: Operators that the installation does not know; None: there are none.
