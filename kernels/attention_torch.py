@@ -1,7 +1,7 @@
 """Attention on fixed tiles: the torch backend of `biprop.kernels.attention`, forward and backward.
 
-Queries and contexts are copied into zero-filled tiles of `TILE` positions, counted from position 0
-of their sequence, and all products are batches of `lane_count` pairs of such tiles, a shape that
+Queries and contexts are copied into zero-filled tiles of `tile_of` positions, counted from position
+0 of their sequence, and all products are batches of `lane_count` pairs of such tiles, a shape that
 follows D alone. A tile of queries meets the tile of contexts of its own positions first, then the
 one before it, down to position 0: so in each step every tile of contexts is met at most once, and
 meets the tiles of queries in the order of their positions. Past its own positions no query sees a
@@ -20,9 +20,18 @@ from torch import Tensor
 from biprop.data.transfer import moved, moved_all
 from biprop.kernels.tiles import halving_sum
 
-__all__ = ["backward_packed", "backward_padded", "forward_packed", "forward_padded", "lane_count"]
+__all__ = [
+    "backward_packed",
+    "backward_padded",
+    "forward_packed",
+    "forward_padded",
+    "lane_count",
+    "tile_of",
+]
 
-TILE = 32
+_TILE = 32
+# On a GPU the calls are the cost, and there are fewer steps with longer tiles.
+_TILE_GPU = 128
 WIDTH_STEP = 16
 
 
@@ -101,6 +110,11 @@ def lane_count(device: torch.device) -> int:
     return 16 if device.type == "cpu" else 256
 
 
+def tile_of(device: torch.device) -> int:
+    """Return the positions of a tile, whatever the batch."""
+    return _TILE if device.type == "cpu" else _TILE_GPU
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class _Side:
     """Where the live tokens of each sequence lie, on the CPU.
@@ -124,6 +138,7 @@ class _Tokens:
         tiles: int64 `[N]`, the tile of each token.
         rows: int64 `[N]`, its row there.
         tile_count: Of all sequences.
+        tile: Rows of a tile.
     """
 
     slots: Tensor
@@ -131,6 +146,7 @@ class _Tokens:
     tiles: Tensor
     rows: Tensor
     tile_count: int
+    tile: int
 
     @classmethod
     def of(
@@ -142,12 +158,19 @@ class _Tokens:
         slots, others, tiles, rows = moved_all(
             like.device, [slots, is_other.nonzero()[:, 0], tiles, rows]
         )
-        return cls(slots=slots, others=others, tiles=tiles, rows=rows, tile_count=tile_count)
+        return cls(
+            slots=slots,
+            others=others,
+            tiles=tiles,
+            rows=rows,
+            tile_count=tile_count,
+            tile=tile_of(like.device),
+        )
 
     def tiled(self, values_NHD: Tensor, lanes: int) -> Tensor:
-        """Copy `[slots, H, D]` into zero-filled float32 tiles `[lanes, TILE, W]`, H lanes each."""
+        """Copy `[slots, H, D]` into zero-filled float32 tiles `[lanes, R, W]`, H lanes each."""
         head_count, width = values_NHD.shape[1:]
-        shape = (lanes, TILE, -(-width // WIDTH_STEP) * WIDTH_STEP)
+        shape = (lanes, self.tile, -(-width // WIDTH_STEP) * WIDTH_STEP)
         tiles = torch.zeros(shape, dtype=torch.float32, device=values_NHD.device)
         rows = values_NHD.index_select(0, self.slots)
         self._by_token(tiles, head_count)[self.tiles, self.rows, :, :width] = rows.float()
@@ -201,11 +224,12 @@ def _runs(mask: Tensor) -> _Side:
 
 
 def _plan(queries: _Side, contexts: _Side, q: Tensor, k: Tensor) -> _Plan:
+    tile = tile_of(q.device)
     # A query before position 0 has no key, and is in no tile.
     start = (contexts.count - queries.count).clamp(min=0)
     seen = torch.minimum(queries.count, contexts.count)
-    first_tile = start // TILE
-    tile_count = torch.where(seen > 0, (start + seen - 1) // TILE + 1 - first_tile, 0)
+    first_tile = start // tile
+    tile_count = torch.where(seen > 0, (start + seen - 1) // tile + 1 - first_tile, 0)
     sequence, index = _ragged(tile_count)
     index = index + first_tile[sequence]
     order = index.argsort(descending=True, stable=True)
@@ -214,21 +238,21 @@ def _plan(queries: _Side, contexts: _Side, q: Tensor, k: Tensor) -> _Plan:
     position = token + start[query_sequence]
     ahead = (tile_count.cumsum(0) - tile_count - first_tile)[query_sequence]
     skipped = queries.count - seen
-    context_tiles = -(-contexts.count // TILE)
+    context_tiles = -(-contexts.count // tile)
     base = context_tiles.cumsum(0) - context_tiles
     context_sequence, key = _ragged(contexts.count)
     return _Plan(
         queries=_Tokens.of(
             (queries.first + skipped)[query_sequence] + token,
-            place[ahead + position // TILE],
-            position % TILE,
+            place[ahead + position // tile],
+            position % tile,
             tile_count=len(order),
             like=q,
         ),
         contexts=_Tokens.of(
             contexts.first[context_sequence] + key,
-            base[context_sequence] + key // TILE,
-            key % TILE,
+            base[context_sequence] + key // tile,
+            key % tile,
             tile_count=int(context_tiles.sum()),
             like=k,
         ),
@@ -267,7 +291,7 @@ class _Step:
         k_LWK = k_LKW.index_select(0, self.lanes).transpose(1, 2)
         scores_LRK = _products(q_LRW[: self.padded], k_LWK)[: self.count] * scale
         if self.is_first:
-            row = torch.arange(TILE, device=scores_LRK.device)
+            row = torch.arange(scores_LRK.shape[2], device=scores_LRK.device)
             scores_LRK.masked_fill_(row > row[:, None], -torch.inf)
         return scores_LRK
 
@@ -322,7 +346,7 @@ def _forward(plan: _Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tens
         # Every row sees a key in the first step, if only its own: the largest is no -Inf after it.
         after_LR = torch.maximum(before_LR, scores_LRK.amax(2))
         rescale_LR = torch.exp(before_LR - after_LR)
-        weights = torch.zeros((step.padded, TILE, TILE), dtype=torch.float32, device=q.device)
+        weights = q_LRW.new_zeros((step.padded, *scores_LRK.shape[1:]))
         weights[:count] = torch.exp(scores_LRK - after_LR[:, :, None])
         parts_LRW = _products(weights, v_LKW.index_select(0, step.lanes))
         total_LR[:count] = total_LR[:count] * rescale_LR + halving_sum(weights[:count], 2)
@@ -362,7 +386,7 @@ def _backward(
         count, padded = step.count, step.padded
         scores_LRK = step.scores(q_LRW, k_LKW, scale=scale)
         dweights = _products(dout_LRW[:padded], v_LKW.index_select(0, step.lanes).transpose(1, 2))
-        weights = torch.zeros((padded, TILE, TILE), dtype=torch.float32, device=q.device)
+        weights = q_LRW.new_zeros((padded, *scores_LRK.shape[1:]))
         weights[:count] = torch.exp(scores_LRK - lse_LR1[:count])
         # A weight of zero silences whatever a key after its query gives, Inf included.
         dscores = (dweights - delta_LR1[:padded]).masked_fill_(weights == 0, 0.0).mul_(weights)

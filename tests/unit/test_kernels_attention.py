@@ -254,7 +254,7 @@ class TestPower:
         sequences = [revealing(61, heads=HEADS, width=WIDTH, dtype=dtype, first=1)]
         (part,) = whole(sequences)
         (canonical,) = attend(backend, packed([part]), sequences)
-        monkeypatch.setattr(attention_torch, "TILE", 16)
+        monkeypatch.setattr(attention_torch, "tile_of", lambda _: 16)
         for sizes in ("SIZES_WIDE", "SIZES_NARROW"):
             other = LARGE if IS_CPU else SMALL
             monkeypatch.setattr(f"biprop.kernels.attention_triton.{sizes}", other)
@@ -269,7 +269,7 @@ class TestProducts:
     def test_a_pair_of_tiles_has_one_product_in_every_place(self, width: int) -> None:
         """Each shape that is used, in each of the lanes, on 1 to 33 threads."""
 
-        lanes, tile = attention_torch.lane_count(DEVICE), attention_torch.TILE
+        lanes, tile = attention_torch.lane_count(DEVICE), attention_torch.tile_of(DEVICE)
         shapes = ((tile, width, tile), (tile, tile, width))
         before = torch.get_num_threads()
         try:

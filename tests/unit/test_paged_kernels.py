@@ -318,7 +318,7 @@ class TestPower:
         assert beside.append(s0=40) == []
         q = beside.tokens["s0"][0]
         results = beside.cache.attend(("s0",), q, offsets_of((40,)))
-        monkeypatch.setattr(attention_torch, "TILE", 16)
+        monkeypatch.setattr(attention_torch, "tile_of", lambda _: 16)
         for sizes in ("SIZES_WIDE", "SIZES_NARROW"):
             other = LARGE if IS_CPU else SMALL
             monkeypatch.setattr(f"biprop.kernels.attention_triton.{sizes}", other)
