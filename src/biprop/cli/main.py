@@ -10,10 +10,13 @@ import click
 
 from biprop.cli.cache import cache
 from biprop.cli.check import check
+from biprop.cli.fuzz import fuzz
 from biprop.cli.keep import keep
 from biprop.cli.matrix import matrix
 from biprop.cli.output import complain, emit
+from biprop.cli.power import power
 from biprop.cli.replay import replay
+from biprop.cli.report import report
 from biprop.cli.show import show
 from biprop.cli.stacks import stacks
 from biprop.errors import BipropError
@@ -35,14 +38,14 @@ def app() -> None:
     Exit codes:
       0    held; replay: fixed, or not reproduced here
       1    violated: drifts, differs from run to run, is inaccurate, crashes, falls back;
-           matrix: a cell is not green
+           matrix: a cell is not green; power: something planted was missed
       2    wrong use, unsupported, or cannot run
       3    vacuous: too little evidence either way
       130  stopped by Ctrl-C or SIGTERM
     """  # noqa: D301  # \b keeps the lines as they are
 
 
-for _command in (check, cache, stacks, matrix, show, replay, keep):
+for _command in (check, cache, stacks, matrix, fuzz, power, report, show, replay, keep):
     app.add_command(_command)
 
 

@@ -1,0 +1,470 @@
+"""What a store holds, summed up: the one object that summaries, events and reports are made of.
+
+Sums of records only; the files are read by `biprop.campaign.store`, which asks for a snapshot. All
+counts are sums over epochs, so that they reconcile whatever was killed in between.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import attrs
+
+from biprop.campaign.records import (
+    CampaignRecord,
+    CauseRecord,
+    CellInfo,
+    EpochRecord,
+    Known,
+    ReplayRecord,
+)
+from biprop.fixtures.programs import AnyFixture
+from biprop.judgment import Verdict
+from biprop.reports.records import ClassCount
+
+__all__ = [
+    "POWERED_MIN",
+    "CampaignState",
+    "CauseState",
+    "CellState",
+    "CellSum",
+    "LedgerState",
+    "Snapshot",
+    "Span",
+    "causes_of",
+    "cells_of",
+    "entry_of",
+    "ledger_of",
+    "resolved",
+    "spans_of",
+]
+
+# As the nightly slice asks.
+POWERED_MIN = 50
+# Likewise, of the programs of a cache that reach each situation.
+COVERAGE_MIN = 0.1
+_SPANS = 120
+_NONE = ClassCount()
+_ENDED_BADLY = ("ERROR", Verdict.FALLBACK.value, Verdict.UNSUPPORTED.value)
+
+
+@attrs.frozen(kw_only=True)
+class CampaignState:
+    """One run of `biprop fuzz`.
+
+    Attributes:
+        record: As it wrote it.
+        status: `running`, `ended`, or `lost` where its process is gone without a word.
+        heartbeat: When it last wrote one; None where there is none.
+    """
+
+    record: CampaignRecord
+    status: Literal["running", "ended", "lost"]
+    heartbeat: float | None = None
+
+
+@attrs.define(kw_only=True)
+class CellSum:
+    """What all epochs of one cell showed together.
+
+    Attributes:
+        epochs: How many, lost and stopped ones included.
+        lost: Of these, those whose process was gone before they ended.
+        seconds: Wall time.
+        seconds_in_kernels: Of these, launching and comparing, as far as it is known.
+        seconds_known: Wall time of the epochs that know it.
+        examples: Cases or programs judged.
+        rejected: Of these, cases whose canonical run raised.
+        launches: Made.
+        compared: Sequences compared; tensors, for a cache.
+        classes: Counts by class.
+        coverage: Of a cache: programs that reached a situation.
+        power_kind: `order` or `value`; empty where nothing was compared.
+        power_sum: Power times examples; `power_share` is the mean.
+        behaviours: Kinds of behaviour seen.
+        counts: Cases that showed a cause, by its digest.
+        first: When a cause was first seen, by its digest.
+        last: When a cause was last seen, by its digest.
+        ended: Verdict of the last epoch that was not lost or stopped.
+        message: Its message.
+        actual_backend: What ran.
+    """
+
+    epochs: int = 0
+    lost: int = 0
+    seconds: float = 0.0
+    seconds_in_kernels: float = 0.0
+    seconds_known: float = 0.0
+    examples: int = 0
+    rejected: int = 0
+    launches: int = 0
+    compared: int = 0
+    classes: dict[str, ClassCount] = attrs.field(factory=dict)
+    coverage: dict[str, int] = attrs.field(factory=dict)
+    power_kind: str = ""
+    power_sum: float = 0.0
+    behaviours: int = 0
+    counts: dict[str, int] = attrs.field(factory=dict)
+    first: dict[str, float] = attrs.field(factory=dict)
+    last: dict[str, float] = attrs.field(factory=dict)
+    ended: str = ""
+    message: str = ""
+    actual_backend: str = ""
+
+    def add(self, epoch: EpochRecord) -> None:
+        """Count an epoch."""
+        self.epochs += 1
+        self.lost += epoch.is_lost
+        self.seconds += epoch.seconds
+        if epoch.seconds_in_kernels is not None:
+            self.seconds_in_kernels += epoch.seconds_in_kernels
+            self.seconds_known += epoch.seconds
+        self.examples += epoch.examples
+        self.rejected += epoch.rejected
+        self.launches += epoch.launches
+        self.compared += epoch.compared
+        for name, count in epoch.classes.items():
+            self.classes[name] = _together(self.classes.get(name, _NONE), count)
+        for word, reached in epoch.coverage.items():
+            self.coverage[word] = self.coverage.get(word, 0) + reached
+        self.power_kind = epoch.power_kind or self.power_kind
+        self.power_sum += epoch.power_share * epoch.examples
+        self.behaviours += epoch.behaviour_count
+        until = epoch.began + epoch.seconds
+        for finding in epoch.findings:
+            cause = finding.cause
+            self.counts[cause] = self.counts.get(cause, 0) + finding.count
+            self.first[cause] = min(self.first.get(cause, until), until)
+            self.last[cause] = max(self.last.get(cause, until), until)
+        if not (epoch.is_lost or epoch.is_stopped):
+            self.ended, self.message = epoch.verdict, epoch.message
+        self.actual_backend = epoch.actual_backend or self.actual_backend
+
+    @property
+    def power_share(self) -> float:
+        """Mean power over the examples."""
+        return self.power_sum / self.examples if self.examples else 0.0
+
+    @property
+    def share_in_kernels(self) -> float | None:
+        """Share of the wall time that is launching and comparing; None where it is not known."""
+        return self.seconds_in_kernels / self.seconds_known if self.seconds_known else None
+
+    def lacking(self) -> dict[str, int]:
+        """Return the classes that apply and have too few powered examples, with these."""
+        return {
+            name: count.powered
+            for name, count in self.classes.items()
+            if not count.reason and count.powered < POWERED_MIN
+        }
+
+
+@attrs.frozen(kw_only=True)
+class CellState:
+    """One cell over all campaigns of a store.
+
+    Attributes:
+        info: What it is.
+        verdict: HOLDS, a violation, FALLBACK, VACUOUS (too little evidence), UNSUPPORTED, `ERROR`,
+            or empty where it had no turn yet.
+        message: Why it is not HOLDS.
+        sum: Of its epochs.
+        causes: Digests of its causes, those of lost cases that hold left out.
+        epochs: In order of time; empty where a snapshot was asked for without them.
+    """
+
+    info: CellInfo
+    verdict: str
+    message: str
+    sum: CellSum
+    causes: tuple[str, ...] = ()
+    epochs: tuple[EpochRecord, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class CauseState:
+    """One cause over all campaigns of a store.
+
+    Attributes:
+        record: As it is stored.
+        count: Cases that showed it, those of causes that turned out to be the same included.
+        first_seen: When.
+        last_seen: When.
+        fixture: The smallest case, or the first one; None where its file cannot be read.
+        known: Its entry in the ledger; None where people do not know of it.
+    """
+
+    record: CauseRecord
+    count: int
+    first_seen: float
+    last_seen: float
+    fixture: AnyFixture | None = None
+    known: Known | None = None
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether it is to be reported: neither known nor a lost case that holds."""
+        return self.known is None and self.record.status != "unreproduced"
+
+
+@attrs.frozen(kw_only=True)
+class LedgerState:
+    """One entry of the ledger.
+
+    Attributes:
+        known: It.
+        cause: Digest of the cause that it names; empty where the store has none.
+        replay: Of its last replay; None where it was not replayed yet.
+    """
+
+    known: Known
+    cause: str = ""
+    replay: ReplayRecord | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its fixture no longer fails."""
+        return self.replay is not None and self.replay.status in {"FIXED", "NOT REPRODUCED HERE"}
+
+
+@attrs.frozen(kw_only=True)
+class Span:
+    """What happened in a span of time.
+
+    Attributes:
+        began: When it began.
+        seconds: How long it is.
+        examples: Cases and programs judged in epochs that ended in it.
+        launches: Likewise.
+        compared: Likewise.
+        worked: Wall time of these epochs, all processes together.
+        in_kernels: Of this, launching and comparing.
+        behaviours: New kinds of behaviour.
+        causes: Causes first seen.
+    """
+
+    began: float
+    seconds: float
+    examples: int = 0
+    launches: int = 0
+    compared: int = 0
+    worked: float = 0.0
+    in_kernels: float = 0.0
+    behaviours: int = 0
+    causes: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Snapshot:
+    """A store at one moment.
+
+    Attributes:
+        path: Its folder.
+        at: When.
+        campaigns: In order of time.
+        cells: In order of the chain, then of their ids.
+        causes: Those that are one of their own, in order of time.
+        ledger: Its entries.
+        throughput: In order of time, campaigns that overlap together; empty without epochs.
+        problems: Files that could not be read, one sentence each.
+    """
+
+    path: str
+    at: float
+    campaigns: tuple[CampaignState, ...] = ()
+    cells: tuple[CellState, ...] = ()
+    causes: tuple[CauseState, ...] = ()
+    ledger: tuple[LedgerState, ...] = ()
+    throughput: tuple[Span, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def findings(self) -> tuple[CauseState, ...]:
+        """Return the causes that are to be reported."""
+        return tuple(cause for cause in self.causes if cause.is_finding)
+
+    @property
+    def epochs(self) -> dict[str, tuple[EpochRecord, ...]]:
+        """Return the epochs by cell."""
+        return {cell.info.id: cell.epochs for cell in self.cells}
+
+
+def cells_of(
+    infos: Mapping[str, CellInfo],
+    sums: Mapping[str, CellSum],
+    causes: Sequence[CauseState],
+    epochs: Mapping[str, Sequence[EpochRecord]],
+) -> tuple[CellState, ...]:
+    """Return the cells, in order of the chain."""
+    by_cell: dict[str, list[CauseState]] = {}
+    for cause in causes:
+        if cause.record.status != "unreproduced":
+            by_cell.setdefault(cause.record.cell, []).append(cause)
+    found: list[CellState] = []
+    for name, info in infos.items():
+        total = sums.get(name, CellSum())
+        own = by_cell.get(name, [])
+        verdict, message = _verdict(total, own)
+        found.append(
+            CellState(
+                info=info,
+                verdict=verdict,
+                message=message,
+                sum=total,
+                causes=tuple(cause.record.digest for cause in own),
+                epochs=tuple(sorted(epochs.get(name, ()), key=lambda epoch: epoch.began)),
+            )
+        )
+    return tuple(sorted(found, key=_rank))
+
+
+def causes_of(
+    records: Mapping[str, CauseRecord],
+    sums: Mapping[str, CellSum],
+    fixtures: Mapping[str, AnyFixture],
+    known: Sequence[Known],
+) -> tuple[CauseState, ...]:
+    """Return the causes that are one of their own, each with the counts of those that are it."""
+    counts: dict[str, int] = {}
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for digest, record in records.items():
+        own = resolved(records, digest)
+        total = sums.get(record.cell, CellSum())
+        counts[own] = counts.get(own, 0) + total.counts.get(digest, 0)
+        first[own] = min(first.get(own, record.found), record.found)
+        last[own] = max(last.get(own, record.found), total.last.get(digest, record.found))
+    return tuple(
+        sorted(
+            (
+                CauseState(
+                    record=records[digest],
+                    count=counts[digest],
+                    first_seen=first[digest],
+                    last_seen=last[digest],
+                    fixture=fixtures.get(records[digest].fixture),
+                    known=entry_of(records[digest], known),
+                )
+                for digest in counts
+            ),
+            key=lambda cause: (cause.first_seen, cause.record.digest),
+        )
+    )
+
+
+def resolved(records: Mapping[str, CauseRecord], digest: str) -> str:
+    """Return the digest of the cause that one turned out to be."""
+    seen: set[str] = set()
+    while digest not in seen and records[digest].same_as in records:
+        seen.add(digest)
+        digest = records[digest].same_as
+    return digest
+
+
+def entry_of(record: CauseRecord, known: Sequence[Known]) -> Known | None:
+    """Return the entry of a cause in the ledger, by fixture, digest or name."""
+    names = {record.fixture, record.digest, record.name}
+    return next((entry for entry in known if entry.cause in names), None)
+
+
+def ledger_of(
+    known: Sequence[Known],
+    records: Mapping[str, CauseRecord],
+    replays: Mapping[str, ReplayRecord],
+) -> tuple[LedgerState, ...]:
+    """Return the entries of the ledger, each with the cause that it names."""
+    states: list[LedgerState] = []
+    for entry in known:
+        record = next((item for item in records.values() if entry_of(item, (entry,))), None)
+        fixture = entry.cause if record is None else record.fixture
+        states.append(
+            LedgerState(
+                known=entry,
+                cause="" if record is None else record.digest,
+                replay=replays.get(fixture),
+            )
+        )
+    return tuple(states)
+
+
+def spans_of(epochs: Iterable[EpochRecord], causes: Sequence[CauseState]) -> tuple[Span, ...]:
+    """Return what happened over time, in spans of equal length without those in which nothing ran.
+
+    An epoch counts where it ended.
+    """
+    listed = sorted(epochs, key=lambda epoch: epoch.began + epoch.seconds)
+    if not listed:
+        return ()
+    start = min(epoch.began for epoch in listed)
+    end = listed[-1].began + listed[-1].seconds
+    length = max(1.0, (end - start) / _SPANS)
+    spans: dict[int, Span] = {}
+
+    def span_at(when: float) -> Span:
+        place = min(_SPANS - 1, max(0, int((when - start) / length)))
+        return spans.setdefault(place, Span(began=start + place * length, seconds=length))
+
+    def keep(span: Span) -> None:
+        spans[round((span.began - start) / length)] = span
+
+    for epoch in listed:
+        span = span_at(epoch.began + epoch.seconds)
+        keep(
+            attrs.evolve(
+                span,
+                examples=span.examples + epoch.examples,
+                launches=span.launches + epoch.launches,
+                compared=span.compared + epoch.compared,
+                worked=span.worked + epoch.seconds,
+                in_kernels=span.in_kernels + (epoch.seconds_in_kernels or 0.0),
+                behaviours=span.behaviours + epoch.behaviour_count,
+            )
+        )
+    for cause in causes:
+        if cause.is_finding:
+            span = span_at(cause.first_seen)
+            keep(attrs.evolve(span, causes=span.causes + 1))
+    return tuple(spans[place] for place in sorted(spans))
+
+
+def _verdict(total: CellSum, causes: Sequence[CauseState]) -> tuple[str, str]:
+    if total.ended == Verdict.FALLBACK:
+        return total.ended, total.message
+    if causes:
+        return causes[0].record.verdict, ""
+    if total.ended in _ENDED_BADLY:
+        return total.ended, total.message
+    if not total.epochs:
+        return "", "It had no turn yet."
+    if total.examples and 2 * total.rejected > total.examples:
+        return Verdict.VACUOUS.value, (
+            f"The target raised alone on {total.rejected} of {total.examples} cases."
+        )
+    lacking = total.lacking()
+    if lacking:
+        words = ", ".join(f"{name} has {count} of {POWERED_MIN}" for name, count in lacking.items())
+        return Verdict.VACUOUS.value, f"Too few powered examples so far: {words}."
+    short = [
+        word for word, count in total.coverage.items() if count < COVERAGE_MIN * total.examples
+    ]
+    if short:
+        return Verdict.VACUOUS.value, f"Too few programs so far reached a {short[0]}."
+    if not total.compared:
+        return Verdict.VACUOUS.value, total.message or "Nothing was compared yet."
+    return Verdict.HOLDS.value, ""
+
+
+def _together(one: ClassCount, other: ClassCount) -> ClassCount:
+    shares = [share for share in (one.tolerance_share, other.tolerance_share) if share is not None]
+    return ClassCount(
+        examples=one.examples + other.examples,
+        powered=one.powered + other.powered,
+        vacuous=one.vacuous + other.vacuous,
+        unpowered=one.unpowered + other.unpowered,
+        reason=other.reason,
+        tolerance_share=max(shares, default=None),
+    )
+
+
+def _rank(cell: CellState) -> tuple[bool, int, str]:
+    place = cell.info.chain_index
+    return (place is None, place or 0, cell.info.id)

@@ -1,0 +1,109 @@
+"""Run the campaign of `biprop fuzz`, and say what its store holds in the end.
+
+Cells are listed by `biprop.campaign.cells`; what happens meanwhile is shown by
+`biprop.cli.fuzz_view`.
+"""
+
+from collections.abc import Callable
+
+from biprop.campaign.cells import Cell, entry_cells, sharded, target_cells
+from biprop.campaign.hands import open_search_hands
+from biprop.campaign.run import Plan, run_campaign
+from biprop.campaign.store import FOLDER, Store
+from biprop.campaign.text import render_summary
+from biprop.cli.fuzz import FuzzRequest
+from biprop.cli.fuzz_view import shown
+from biprop.cli.output import emit
+from biprop.contract import Contract, load_contract
+from biprop.fixtures.store import project_root
+from biprop.machine import core_count
+
+__all__ = ["run_fuzz"]
+
+_INTERRUPTED = 130
+
+
+def run_fuzz(request: FuzzRequest, *, is_live: bool, is_stopped: Callable[[], bool]) -> int:
+    """Run a campaign, print a summary, and return the exit code.
+
+    Args:
+        request: What is asked for.
+        is_live: Whether standard error is a terminal.
+        is_stopped: Whether Ctrl-C or SIGTERM came.
+
+    Raises:
+        BipropError: What is asked for cannot be run.
+    """
+    contract = load_contract()
+    part, count = request.shard
+    cells = sharded(_cells(request, contract), part=part, count=count)
+    devices = _devices(request.device)
+    path = project_root() / FOLDER if request.store is None else request.store.absolute()
+    plan = Plan(
+        cells=cells,
+        store=path,
+        budget=request.budget,
+        devices=devices,
+        workers=_workers(request, devices),
+        contract=contract,
+        open_hands=open_search_hands,
+        seed=request.seed,
+        shard=f"{part}/{count}",
+        options=request.options,
+        timeout=request.timeout,
+    )
+    with shown(is_live=is_live, events=request.events, budget=request.budget) as tell:
+        record = run_campaign(plan, tell=tell, is_stopped=is_stopped)
+    snapshot = Store.open(path).snapshot(with_epochs=False)
+    emit(render_summary(snapshot, record))
+    if record.reason == "interrupted":
+        return _INTERRUPTED
+    return 1 if snapshot.findings else 0
+
+
+def _cells(request: FuzzRequest, contract: Contract) -> tuple[Cell, ...]:
+    """Return all cells that are asked for, those of other shards too."""
+    cells = list(entry_cells(request.entries))
+    for reference in request.references:
+        cells += target_cells(
+            reference, dtypes=request.dtypes, directions=request.target_directions
+        )
+    if request.operators or not cells:
+        # Kernels import torch, which the parent of a campaign over targets need not.
+        from biprop.campaign.registered import registered_cells
+        from biprop.registry import build_registry
+
+        cells += registered_cells(
+            build_registry(),
+            contract,
+            names=request.operators,
+            backends=request.backends,
+            dtypes=request.dtypes,
+            directions=request.directions,
+        )
+    return tuple(cells)
+
+
+def _workers(request: FuzzRequest, devices: tuple[str, ...]) -> int:
+    if request.workers is not None:
+        return request.workers
+    if request.workers_per_gpu is not None:
+        return request.workers_per_gpu * len(devices)
+    if devices == ("cpu",):
+        return core_count()
+    from biprop.suite.devices import worker_count
+
+    return worker_count(devices)
+
+
+def _devices(device: str) -> tuple[str, ...]:
+    """Return the devices that processes are spread over.
+
+    Raises:
+        DeviceError: There is none.
+    """
+    if device == "cpu":
+        return ("cpu",)
+    from biprop.suite.devices import devices_of
+
+    return devices_of(device)

@@ -1,0 +1,252 @@
+"""Causes made small behind the epochs: what they turn out to be, and what waits."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+from tests.unit.cache_samples import FakePrograms, held, sample_program, violated
+from tests.unit.campaign_fakes import cells
+from tests.unit.test_search import REFERENCE, SPACE, FakeJudge, drift
+
+from biprop.campaign.hands import open_search_hands
+from biprop.campaign.log import CaseJournal, Log, Stopping, cause_of_fixture
+from biprop.campaign.messages import Found, MinimiseTask, Settings
+from biprop.campaign.places import this_process
+from biprop.campaign.records import CauseRecord
+from biprop.campaign.small import minimised_case, minimised_program
+from biprop.campaign.store import Store
+from biprop.campaign.watching import WatchedJudge, WatchedPrograms
+from biprop.case import Case, canonical_json, case_to_data
+from biprop.contract import load_contract
+from biprop.fixtures.programs import ProgramProof, make_program_fixture
+from biprop.fixtures.records import Fixture, make_fixture
+from biprop.judgment import Cause, Outcome, Proof, Verdict
+from biprop.kvcache.records import Program, ProgramCause, ProgramOutcome
+from biprop.provenance import Provenance
+from biprop.strategies.seeded import case_of_seed
+from biprop.strategies.tally import classes_in
+
+CELL = cells()[0]
+PROVENANCE = Provenance(device="cpu")
+Rule = Callable[[Case, frozenset[str]], Outcome | None]
+
+
+def drifts_with_neighbours(case: Case, names: frozenset[str]) -> Outcome | None:
+    """Drift wherever there is another sequence."""
+    del case
+    return drift() if "T1" in names else None
+
+
+def holds(case: Case, names: frozenset[str]) -> Outcome | None:
+    """Find nothing."""
+    del case, names
+    return None
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Return an empty store."""
+    return Store.open(tmp_path / "store", create=True)
+
+
+def raw(*, seed: int = 0, is_lost: bool = False) -> Fixture:
+    """Return the fixture of a drawn case with neighbours, as an epoch stores it."""
+    space = attrs.evolve(SPACE, classes=("T1",))
+    case = next(
+        case
+        for number in range(1000)
+        if "T1" in classes_in(case := case_of_seed(1000 * seed + number, space))
+    )
+    outcome = drift()
+    assert outcome.cause is not None
+    verdict = Verdict.CRASHES if is_lost else Verdict.DRIFTS
+    cause = attrs.evolve(outcome.cause, verdict=verdict, transforms=("T1",))
+    return make_fixture(
+        reference=REFERENCE,
+        case=case,
+        outcome=attrs.evolve(outcome, verdict=verdict, cause=cause),
+        proof=Proof(),
+        provenance=PROVENANCE,
+    )
+
+
+def task_of(
+    store: Store, fixture: Fixture, *, digest: str = "", is_lost: bool = False
+) -> MinimiseTask:
+    """Store the cause of a fixture, and return the task to shrink it."""
+    cause = cause_of_fixture(fixture, cell=CELL.id, campaign="one", is_lost=is_lost)
+    cause = attrs.evolve(cause, digest=digest or cause.digest)
+    store.add_cause(cause, fixture)
+    return MinimiseTask(number=1, cell=CELL, cause=cause)
+
+
+def log_of(store: Store, task: MinimiseTask, stopping: Stopping | None = None) -> Log:
+    """Return the log of a task."""
+    settings = Settings(
+        campaign="one",
+        parent=this_process(),
+        store=store.path,
+        contract=load_contract(),
+        open_hands=open_search_hands,
+        minimise_seconds=20.0,
+    )
+    return Log(
+        task,
+        kind="minimise",
+        about=task.cause.digest,
+        worker=0,
+        device="cpu",
+        settings=settings,
+        stopping=stopping or Stopping(),
+        tell=lambda _: None,
+    )
+
+
+def shrunk(store: Store, fixture: Fixture, rule: Rule, **words: object) -> CauseRecord:
+    """Return the cause of a fixture after it was worked on."""
+    task = task_of(store, fixture, **words)  # type: ignore[arg-type]  # names of its own
+    judge = FakeJudge(rule=rule)
+    return minimised_case(judge, SPACE, fixture, task, log_of(store, task)).cause
+
+
+def test_a_case_is_shrunk_and_stored_in_the_place_of_the_first_one(store: Store) -> None:
+    """The first one is taken away."""
+
+    fixture = raw()
+    cause = shrunk(store, fixture, drifts_with_neighbours)
+    assert (cause.status, cause.transforms) == ("minimal", ("T1",))
+    small = store.fixture(cause.fixture)
+    assert isinstance(small, Fixture)
+    assert small.proof.complete
+    assert sum(sequence.length for sequence in small.case.sequences) == 1
+    assert not list((store.path / "raw").iterdir())
+    assert store.cause(cause.digest) == cause
+
+
+def test_what_shrinks_to_the_same_is_the_same(store: Store) -> None:
+    """Its own fixture is not kept."""
+
+    first = shrunk(store, raw(), drifts_with_neighbours)
+    second = shrunk(store, raw(seed=1), drifts_with_neighbours, digest="another")
+    assert second.same_as == first.digest
+    assert len(list((store.path / "findings").iterdir())) == 1
+    (cause,) = store.snapshot().causes
+    assert cause.record == first
+
+
+def test_a_lost_case_that_holds_is_no_finding(store: Store) -> None:
+    """Most processes are ended from outside."""
+
+    cause = shrunk(store, raw(is_lost=True), holds, is_lost=True)
+    assert cause.status == "unreproduced"
+    snapshot = store.snapshot()
+    assert not snapshot.findings
+    assert len(snapshot.causes) == 1
+
+
+def test_what_does_not_fail_again_stays_a_finding(store: Store) -> None:
+    """As it was stored; nobody tries it again."""
+
+    cause = shrunk(store, raw(), holds)
+    assert cause.status == "raw"
+    assert cause.settled is not None
+    assert store.snapshot().findings
+
+
+def test_a_stop_leaves_the_smallest_case_so_far_to_the_next_campaign(store: Store) -> None:
+    """Which goes on from it."""
+
+    fixture = raw()
+    task, stopping = task_of(store, fixture), Stopping()
+    log = log_of(store, task, stopping)
+    asked = 0
+
+    class Stopped(FakeJudge):
+        def judge(self, case: Case, *options: object) -> Outcome:
+            nonlocal asked
+            asked += 1
+            stopping.is_asked = asked > 3
+            text = canonical_json(case_to_data(case))
+            with CaseJournal(log).entry(reference=REFERENCE, device="cpu", case_text=text):
+                return super().judge(case, *options)  # type: ignore[arg-type]
+
+    done = minimised_case(Stopped(rule=drifts_with_neighbours), SPACE, fixture, task, log)
+    assert done.is_stopped
+    assert (done.cause.status, done.cause.settled) == ("raw", None)
+    assert store.fixture(done.cause.fixture) is not None
+
+
+def crashes(program: Program) -> ProgramOutcome:
+    """Return a crash in the last operation, wherever there is one."""
+    outcome = violated(ProgramCause(verdict=Verdict.CRASHES), message="It was killed.")
+    return attrs.evolve(outcome, step=len(program.ops) - 1) if program.ops else held(program)
+
+
+def test_a_program_is_shrunk_too(store: Store) -> None:
+    """Operations that do not matter are gone."""
+
+    program = sample_program().program
+    judge = FakePrograms(judged=crashes)
+    fixture = make_program_fixture(
+        reference=judge.reference,
+        program=program,
+        outcome=crashes(program),
+        proof=ProgramProof(),
+        provenance=PROVENANCE,
+    )
+    cause = cause_of_fixture(fixture, cell=CELL.id, campaign="one")
+    store.add_cause(cause, fixture)
+    task = MinimiseTask(number=1, cell=CELL, cause=cause)
+    done = minimised_program(judge, fixture, task, log_of(store, task))
+    assert done.cause.status == "minimal"
+    small = store.fixture(done.cause.fixture)
+    assert small is not None
+    assert not isinstance(small, Fixture)
+    assert len(small.program.ops) == 1
+
+
+def test_a_search_over_programs_does_not_shrink(store: Store) -> None:
+    """What only shrinking asks for is not run."""
+
+    judge = FakePrograms(judged=crashes)
+    task = task_of(store, raw())
+    log = log_of(store, task)
+    watched = WatchedPrograms(judge, log, is_quick=True)
+    assert watched.judge(sample_program().program, quick=True).verdict is Verdict.VACUOUS
+    assert not judge.seen
+    assert watched.judge(sample_program().program).verdict is Verdict.CRASHES
+    assert (len(judge.seen), log.examples) == (1, 1)
+
+
+def test_what_is_judged_twice_counts_once(store: Store) -> None:
+    """A judge is sticky: the second answer is the first one."""
+
+    outcome = Outcome(verdict=Verdict.HOLDS, launches=3, seconds={"launch": 0.5, "compare": 0.25})
+    task = task_of(store, raw())
+    log = log_of(store, task)
+    watched = WatchedJudge(FakeJudge(rule=lambda *_: outcome), log)
+    case = raw().case
+    assert watched.judge(case) is outcome
+    assert watched.judge(case) is outcome
+    assert (log.examples, log.launches, log.seconds_in_kernels) == (1, 3, 0.75)
+
+
+def test_a_cause_that_is_new_to_a_store_is_told_once(store: Store) -> None:
+    """And stands in what says that the epoch is under way, should its process end now."""
+
+    told: list[object] = []
+    task = task_of(store, raw())
+    log = log_of(store, task)
+    log._tell = told.append
+    fixture = raw(seed=2)
+    other = attrs.evolve(fixture, expect=attrs.evolve(fixture.expect, cause=_other(fixture)))
+    digest = log.found(other)
+    assert log.found(other) == digest
+    assert [type(answer) for answer in told] == [Found]
+    ((_, begun),) = store.begun()
+    assert [finding.cause for finding in begun.findings] == [digest]
+
+
+def _other(fixture: Fixture) -> Cause:
+    return attrs.evolve(fixture.expect.cause, output="another")
