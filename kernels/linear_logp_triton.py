@@ -74,8 +74,7 @@ def _forward(
             *(int(indexed), rows, vocabulary, width, STRETCH, *hidden.stride(), *weight.stride()),
             *(*target.stride(), *live.stride(), *order.stride()),
         ),
-        constants=_constants(vocabulary, width)
-        | {"SPAN": SPAN, "WIDEN": interpreted(linear_logp_stretch)},
+        constants=_constants(vocabulary, width) | {"WIDEN": interpreted(linear_logp_stretch)},
         options=OPTIONS,
     )
     launch(
@@ -173,13 +172,8 @@ def _chunk_gradients(
             *(dlogits, weight, sums, dhidden, rows, count, width, int(start == 0), int(is_last)),
             *(dlogits.stride(0), *weight.stride()),
         ),
-        constants={
-            "R": ROW_COUNT,
-            "W": block_width(vocabulary, least=TERM_MIN, most=TERM_MAX),
-            "C": columns,
-            "SPAN": SPAN,
-            "WIDEN": interpreted(linear_logp_dhidden_tile),
-        },
+        constants=_sum_constants(vocabulary, columns)
+        | {"WIDEN": interpreted(linear_logp_dhidden_tile)},
         options=OPTIONS,
     )
     _add_weight_gradient(tokens, dlogits, dweight, block_V=constants["W"], block_H=columns)
@@ -209,11 +203,17 @@ def _add_weight_gradient(
     )
 
 
+def _sum_constants(vocabulary: int, columns: int) -> dict[str, int]:
+    terms = block_width(vocabulary, least=TERM_MIN, most=TERM_MAX)
+    return {"R": ROW_COUNT, "W": terms, "C": columns, "SPAN": SPAN}
+
+
 def _constants(vocabulary: int, width: int) -> dict[str, int]:
     return {
         "R": ROW_COUNT,
         "W": block_width(vocabulary, least=WIDTH_MIN, most=WIDTH_MAX),
         "D": block_width(width, least=TERM_MIN, most=TERM_MAX),
+        "SPAN": SPAN,
     }
 
 
@@ -349,7 +349,7 @@ def linear_logp_dlogits_tile(
     dlogp, hidden, weight, target, lse, offsets, order, dlogits,
     row_count, token_count, width, start, sequence_count, dlogp_at, hidden_row, hidden_feature,
     weight_token, weight_feature, target_at, lse_at, offsets_at, order_at, dlogits_row,
-    R: tl.constexpr, W: tl.constexpr, D: tl.constexpr, WIDEN: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of logits anew, and differentiate it; the slots of no token get 0."""
     head = tl.program_id(0).to(tl.int64) * R
@@ -363,22 +363,26 @@ def linear_logp_dlogits_tile(
     slot_R = tl.load(order + row_R * order_at, mask=is_row_R, other=0).to(tl.int64)
     hidden_R = hidden + slot_R * hidden_row
     weight_W = weight + token_W * weight_token
+    # Added as the forward adds them: a logit that differs from its own `lse` gives another share.
     logits_RW = tl.full((R, W), 0.0, dtype=tl.float32)
-    for term in range(0, tl.where(head < live_count, width, 0), D):
-        feature_D = first_D + term
-        live_D = feature_D < width
-        hidden_RD = tl.load(
-            hidden_R[:, None] + (feature_D * hidden_feature)[None, :],
-            mask=live_R[:, None] & live_D[None, :], other=0.0,
-        )  # fmt: skip
-        weight_DW = tl.load(
-            weight_W[None, :] + (feature_D * weight_feature)[:, None],
-            mask=live_D[:, None] & live_W[None, :], other=0.0,
-        )  # fmt: skip
-        if WIDEN:
-            hidden_RD = hidden_RD.to(tl.float32)
-            weight_DW = weight_DW.to(tl.float32)
-        logits_RW = add_product(hidden_RD, weight_DW, logits_RW, WIDEN)
+    for span in range(0, tl.where(head < live_count, width, 0), SPAN):
+        part_RW = tl.full((R, W), 0.0, dtype=tl.float32)
+        for term in range(span, tl.minimum(span + SPAN, width), D):
+            feature_D = first_D + term
+            live_D = feature_D < width
+            hidden_RD = tl.load(
+                hidden_R[:, None] + (feature_D * hidden_feature)[None, :],
+                mask=live_R[:, None] & live_D[None, :], other=0.0,
+            )  # fmt: skip
+            weight_DW = tl.load(
+                weight_W[None, :] + (feature_D * weight_feature)[:, None],
+                mask=live_D[:, None] & live_W[None, :], other=0.0,
+            )  # fmt: skip
+            if WIDEN:
+                hidden_RD = hidden_RD.to(tl.float32)
+                weight_DW = weight_DW.to(tl.float32)
+            part_RW = add_product(hidden_RD, weight_DW, part_RW, WIDEN)
+        logits_RW += part_RW
     target_R = tl.load(target + slot_R * target_at, mask=live_R, other=0)
     lse_R = tl.load(lse + slot_R * lse_at, mask=live_R, other=0.0)
     dlogp_R = tl.load(dlogp + slot_R * dlogp_at, mask=live_R, other=0.0)
