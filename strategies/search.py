@@ -21,7 +21,7 @@ from biprop.case import Against, Case
 from biprop.data.words import hash_words
 from biprop.errors import BackendError, BipropError, UnsupportedError
 from biprop.fixtures.records import Fixture
-from biprop.generation import Lane, Space, held_at, real_sizes
+from biprop.generation import Lane, Space, Sweep, held_at, real_sizes
 from biprop.judgment import Cause, Verdict
 from biprop.relations import JudgeOptions
 from biprop.reports.records import CellReport
@@ -45,7 +45,7 @@ _STEERED_DRAWS = 32
 # Share of the time of a search that is left to relations A and P.
 _SHARE_AGAINST = 0.2
 # Times the time of a search that it may take in all, where evidence is what it lacks at the end.
-_PATIENCE = 4
+_PATIENCE = 10
 
 
 @attrs.frozen(kw_only=True)
@@ -96,6 +96,7 @@ def search(
     max_examples: int | None = None,
     seconds_max: float | None = None,
     seed: int = 0,
+    has_fixed: bool = True,
     keep: Callable[[Fixture], str] | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> CellReport:
@@ -111,9 +112,10 @@ def search(
             and nothing was found, it is exceeded by up to a half and eight, and what the profile
             says by as many again and 24. Relations A and P get no more than it says each.
         seconds_max: After which no further example is drawn. Where nothing was found and evidence
-            is lacking, cases of what lacks it are drawn until four times as long. The first example
+            is lacking, cases of what lacks it are drawn until ten times as long. The first example
             always is, and what was found is still minimised. None: no limit.
         seed: The same seed draws the same cases.
+        has_fixed: Whether the fixed configurations are judged first.
         keep: Stores a fixture and returns its path; None: nothing is stored.
         on_event: Is told what happens.
 
@@ -134,7 +136,7 @@ def search(
         seconds_max=math.inf if seconds_max is None else seconds_max,
         tally=Tally(space=space, powered_min=profile.powered_min_of(lane)),
         findings=Findings(judge=judge, space=space, profile=profile, keep=keep),
-        fixed=FixedTally.of(space),
+        fixed=FixedTally.of(space) if has_fixed else FixedTally(),
         on_event=on_event,
     ).run()
 
@@ -316,6 +318,8 @@ class _Search:
         number ^= self.salt
         if self.phase is not None:
             return self._case_against(number, space, self.phase)
+        # Of the examples of a search, one after the other takes the boundary size whose turn it is.
+        space = attrs.evolve(space, sweep=Sweep(seed=self.seed, index=self._judged()))
         if number % 4 == 1:
             # Classes found to fail hide what else fails with them, so some cases show them still.
             # One that crashes is not tried again: each costs a worker.
@@ -324,8 +328,10 @@ class _Search:
         lacking = self.tally.lacking()
         if self.findings.items or not lacking or not self._is_half_over():
             return case
+        # In turns: one that hardly ever has power must not take the examples of the others.
+        wanted = sorted(lacking)[self._judged() % len(lacking)]
         for step in range(1, _STEERED_DRAWS):
-            if any((case.judged, name) in lacking for name in classes_in(case)):
+            if any((case.judged, name) == wanted for name in classes_in(case)):
                 break
             case = case_of_seed(number ^ (step << 64), space)
         return case

@@ -76,6 +76,7 @@ def space_for(
         classes=classes,
         align=reference.align,
         constants=description.constants,
+        thresholds=description.thresholds,
         limits=profile.limits_of(lane_of(description)),
         execution=switches,
         forms=_forms(description),

@@ -240,7 +240,7 @@ def test_every_kind_is_drawn() -> None:
         for recipe in (*case.data.values(), *case.policy_state.values()):
             found |= {recipe.kind, *(row.kind for row in recipe.rows)}
 
-    assert found == set(KINDS) - {"explicit", "uniform", "peak_keys"}
+    assert found == set(KINDS) - {"explicit", "linspace", "uniform", "peak_keys"}
 
 
 def test_log_probabilities_peak_at_their_target() -> None:

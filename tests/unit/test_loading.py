@@ -27,6 +27,7 @@ from biprop.loading import (
     operator,
     operator_spec,
     source_constants,
+    source_thresholds,
 )
 from biprop.signature import parse_call, parse_target
 
@@ -331,3 +332,47 @@ class TestSourceConstants:
         )
 
         assert source_constants(load_target("kernels.py:f")) == (9, 65536)
+
+
+class TestSourceThresholds:
+    """Sizes that a function itself asks about."""
+
+    def test_a_remainder_stands_for_the_sizes_that_leave_it(self, folder: Path) -> None:
+        """The first few, computed from names too; what the module mentions beside it is left."""
+        (folder / "kernels.py").write_text(
+            "_TILE, OTHER = 32, 777\n"
+            "def f(n):\n    return n > _TILE and n % (2 * _TILE) == _TILE + 1\n"
+            "def other(n):\n    return n > 555\n"
+        )
+
+        found = source_thresholds(load_target("kernels.py:f"))
+
+        assert {32, 33, 64, 97, 161} <= set(found)
+        assert not {555, 777} & set(found)
+
+    def test_functions_that_it_calls_are_read(self, folder: Path) -> None:
+        """And small tables, and what is nested; but no function of another package."""
+        (folder / "kernels.py").write_text(
+            "import textwrap\n"
+            "TABLE = frozenset({17, 130})\n"
+            "LONG = tuple(range(1000, 1100))\n"
+            "def is_tuned(n):\n    return n in TABLE or n in LONG\n"
+            "def f(n):\n    def inner(m):\n        return m < 48\n"
+            "    return is_tuned(n) and inner(n) and textwrap.dedent\n"
+        )
+
+        assert source_thresholds(load_target("kernels.py:f")) == (17, 48, 130)
+
+    def test_functions_that_call_each_other_end(self, folder: Path) -> None:
+        """Each is read once."""
+        (folder / "kernels.py").write_text(
+            "def f(n):\n    return g(n) if n > 21 else n\n"
+            "def g(n):\n    return f(n) if n > 84 else n\n"
+        )
+
+        assert source_thresholds(load_target("kernels.py:f")) == (21, 84)
+
+    def test_a_builtin_has_none(self) -> None:
+        """No source, no thresholds."""
+        assert source_thresholds(len) == ()
+        assert source_thresholds(load_target("math:sqrt")) == ()

@@ -12,6 +12,7 @@ from biprop.generation.legal import illegal, legal_for
 from biprop.generation.needs import recipes_needed
 from biprop.generation.real_sizes import RealSize, held_at, real_sizes
 from biprop.generation.space import LIMITS, Exclusion, Lane, Limits, Space
+from biprop.generation.sweep import Sweep
 
 __all__ = [
     "CLASSES",
@@ -23,6 +24,7 @@ __all__ = [
     "RandomDraw",
     "RealSize",
     "Space",
+    "Sweep",
     "applicability",
     "draw_case",
     "held_at",

@@ -63,6 +63,16 @@ _SHARES = {
     "T8": 10,
     "shards": 6,
 }
+# In a sweep rows are counted with neighbours, and the watched tokens are to be the last of them;
+# gradients of parameters are to be summed over another number of rows, as a launch of them all is
+# only where some are dead.
+_SHARES_SWEPT: dict[Judged, dict[str, int]] = {
+    "outputs": {"T1": 20, "T2": 18},
+    "token_gradients": {"T1": 20, "T2": 18},
+    "parameter_gradients": {"T4.finite": 12},
+}
+# Where a sequence may be cut, what is kept of it between launches shows in few of the cuts.
+_SHARES_CONTEXTS = {"T5": 14}
 # Launches of single queries at the end of a sequence.
 _DECODE_MAX = 4
 # Slots that padded rows may have for each token of a launch whose tokens are independent.
@@ -98,10 +108,13 @@ def draw_classes(
         allow_empty: Leave a composition without classes as it is.
     """
     applicable = applicable_classes(space, judged)
+    shares = _SHARES | (_SHARES_SWEPT[judged] if space.is_swept else {})
+    if space.is_swept and has_contexts(space.signature):
+        shares = shares | _SHARES_CONTEXTS
     present = {
         name
         for name in applicable
-        if draw.choice((False,) * (20 - _SHARES[name]) + (True,) * _SHARES[name])
+        if draw.choice((False,) * (20 - shares[name]) + (True,) * shares[name])
     }
     excluded = [item.classes for item in space.excluded if item.judged == judged]
     for found in excluded:
@@ -175,7 +188,7 @@ def _launched(
     if "T1" in present:
         transforms.append(AddNeighbours(count=population.count))
     if "T2" in present and together:
-        transforms += _position(draw, population, complete=complete)
+        transforms += _position(draw, space, population, complete=complete)
     if "T3" in present and population.is_replaced:
         transforms.append(
             ReplaceNeighbours(
@@ -207,15 +220,21 @@ def _launched(
     return tuple(transforms)
 
 
-def _position(draw: Draw, population: Population, *, complete: bool) -> list[Transform]:
+def _position(
+    draw: Draw, space: Space, population: Population, *, complete: bool
+) -> list[Transform]:
     found: list[Transform] = []
     count = population.count
     ways: Sequence[Literal["place", "permute", "both"]] = ("place", "place", "permute", "both")
+    if space.is_swept:
+        ways = ("place",) * 7 + ("permute",)
     if complete or not count:
         ways = ("permute",)
     way = draw.choice(ways)
     if way in {"place", "both"}:
-        before = draw.choice((1, count, max(1, count // 2), draw.integer(1, count)))
+        # A sweep looks for what whole tiles leave over, which is the last row.
+        last = (count,) * 5 * space.is_swept
+        before = draw.choice((1, count, max(1, count // 2), draw.integer(1, count), *last))
         found.append(PlaceWatched(before=before))
     if way in {"permute", "both"} and count + len(population.sequences) > 1:
         found.append(PermuteRows(seed=draw.integer(1, 99)))
@@ -236,7 +255,9 @@ def _padding(
     way = draw.choice(ways)
     found: list[Transform] = []
     if way != "rows":
-        side = draw.choice(sides)
+        # Dead slots behind the last token take its place from it, which a sweep is after.
+        before = [side for side in sides if side == "left" and space.is_swept]
+        side = draw.choice((*sides, *before * 2))
         # No slot beside the longest row still says where and what the slots of shorter rows are.
         least = (1, 0, 1) if signature.layout == "padded" else (1,)
         amount = draw.choice((*least, draw_size(draw, space.limits.padding_max)))

@@ -36,6 +36,8 @@ _ELEMENTWISE: tuple[Family, ...] = (*("plain",) * 4, "signed")
 # Whatever an operator does, the gradients of its parameters are sums over tokens.
 _SUMMED: tuple[Family, ...] = ("plain", *("signed",) * 9)
 _UPSTREAM = ("normal", "pairs", "pairs", "swamp")
+# Products of two narrow numbers are exact, and so are sums of few of them, but beside a swamp.
+_UPSTREAM_NARROW = ("normal", "pairs", "swamp", "swamp")
 # Few tokens read one row of a table, and a swamp shows the order of three terms.
 _UPSTREAM_TABLE = ("pairs", "swamp", "swamp", "swamp")
 _TOKEN_MASKS = (1, 1, 2, 3, 5, 8, 16, 32)
@@ -97,6 +99,7 @@ def draw_data(
     backward_signature: Signature | None = None,
     op_class: OpClass | None = None,
     length: int = 64,
+    is_narrow: bool = False,
 ) -> Data:
     """Draw a recipe for every tensor.
 
@@ -108,6 +111,7 @@ def draw_data(
         backward_signature: Of the registered backward; None where autograd differentiates.
         op_class: None where the reduction is not known.
         length: Tokens of the longest watched sequence: partners in attention lie that far apart.
+        is_narrow: Whether numbers have half the bits of float32 or fewer.
     """
     needed, parameters = recipes_needed(signature, judged, backward_signature)
     forward = {name: item for name, item in needed.items() if name == item.name}
@@ -134,7 +138,7 @@ def draw_data(
         recipes = dict.fromkeys((*needed, *parameters), Recipe(kind=draw.choice(PLAIN_KINDS)))
     else:
         recipes = _FAMILIES[family](draw, subject)
-        recipes |= _upstream(draw, subject, upstream, judged=judged)
+        recipes |= _upstream(draw, subject, upstream, judged=judged, is_narrow=is_narrow)
     for item in signature.arguments:
         if item.kind == "token" and item.name in recipes:
             forward[item.name] = item
@@ -153,12 +157,22 @@ def _families(subject: _Subject, op_class: OpClass | None, judged: Judged) -> Se
         # The reduction is the contraction: other designs would show nothing.
         return ("plain", "plain", *("signed",) * 9)
     # A mix tells every token apart, which says something only where tokens are independent.
-    mixed: tuple[Family, ...] = ("mix",) * 8 if subject.signature.token_wise and not known else ()
+    is_mixed = subject.signature.token_wise and not known
+    # Squares and exponentials are rows of a mix, in which signed rows are two of five.
+    mixed: tuple[Family, ...] = (*("mix",) * 8, *("signed",) * 3, "squares") if is_mixed else ()
+    if _meet(subject.signature) and not known:
+        # Where the tokens of a sequence meet, sums run over them: no other design cancels there.
+        mixed = ("signed",) * 4
     picked: tuple[Family, ...] = ("exponentials",) * 9 if _picks_targets(subject) else ()
     families = (*(_CONTRACTED if known else _UNKNOWN), *mixed, *picked)
     if op_class == "logprob":
         return tuple(family for family in families if family != "squares")
     return families
+
+
+def _meet(signature: Signature) -> bool:
+    """Whether tokens of a sequence may be added to each other."""
+    return signature.sequence_wise and not signature.token_local
 
 
 def _picks_targets(subject: _Subject) -> bool:
@@ -191,8 +205,7 @@ def _signed(draw: Draw, subject: _Subject) -> dict[str, Recipe]:
     recipes = _normal(subject)
     kind = draw.choice(("pairs", "swamp"))
     contracted = _contracted(subject)
-    layout = subject.signature
-    over_tokens = layout.sequence_wise and not layout.token_local
+    over_tokens = _meet(subject.signature)
     if over_tokens and (not contracted or draw.choice((False, True, True))):
         return recipes | _signed_over_tokens(draw, subject, kind)
     if contracted:
@@ -204,7 +217,9 @@ def _signed(draw: Draw, subject: _Subject) -> dict[str, Recipe]:
 def _signed_over_tokens(draw: Draw, subject: _Subject, kind: str) -> dict[str, Recipe]:
     holders = subject.token_tensors
     mask = draw.choice(_TOKEN_MASKS)
-    odd = draw.choice(holders)
+    # Sums run over contexts where there are any, and over no queries.
+    summed = tuple(item for item in holders if item.token_axis in {"C", "TC"})
+    odd = draw.choice(summed or holders)
     return {item.name: _paired(item is odd, kind, TOKENS, mask) for item in holders}
 
 
@@ -261,7 +276,6 @@ def _exponentials(draw: Draw, subject: _Subject) -> dict[str, Recipe]:
 
 
 def _mix(draw: Draw, subject: _Subject) -> dict[str, Recipe]:
-    kind = draw.choice(("pairs", "swamp"))
     recipes = {name: Recipe(kind=draw.choice(("ones", "normal"))) for name in subject.tensors}
     targets = _picks_targets(subject)
     for item in subject.token_tensors:
@@ -271,21 +285,27 @@ def _mix(draw: Draw, subject: _Subject) -> dict[str, Recipe]:
                 Recipe(kind="ties_squares"),
                 Recipe(kind="ties_exponentials"),
                 Recipe(kind="peak_exponentials", at_target=targets),
-                Recipe(kind=kind, pairing=own),
-                Recipe(kind="normal"),
+                Recipe(kind="pairs", pairing=own),
+                Recipe(kind="swamp", pairing=own),
             )
             recipes[item.name] = Recipe(kind="mix", rows=rows)
     return recipes
 
 
 def _upstream(
-    draw: Draw, subject: _Subject, upstream: Mapping[str, Argument], *, judged: Judged
+    draw: Draw,
+    subject: _Subject,
+    upstream: Mapping[str, Argument],
+    *,
+    judged: Judged,
+    is_narrow: bool,
 ) -> dict[str, Recipe]:
     """Upstream gradients: the signed designs over the output, and what they meet made symmetric."""
     recipes: dict[str, Recipe] = {}
     is_table = judged == "parameter_gradients" and bool(subject.signature.table_dims)
+    kinds = _UPSTREAM_TABLE if is_table else _UPSTREAM_NARROW if is_narrow else _UPSTREAM
     for name, output in upstream.items():
-        kind = draw.choice(_UPSTREAM_TABLE if is_table else _UPSTREAM)
+        kind = draw.choice(kinds)
         if kind == "normal":
             recipes[name] = Recipe(kind=kind)
             continue
@@ -306,7 +326,8 @@ def _upstream_axis(
     draw: Draw, subject: _Subject, output: Argument, way: str
 ) -> tuple[str | None, int]:
     if way == "sequences":
-        return SEQUENCES, draw.choice((1, 1, 2, 5, 16, 33))
+        # Neighbours cancel before anything is added to them, so that far partners tell more.
+        return SEQUENCES, draw.choice((1, 2, 3, 5, 16, 33))
     if way == "tokens":
         return TOKENS, draw.choice((1, 2, 5, 16))
     if not output.free_dims:

@@ -4,6 +4,8 @@ Every case is legal by construction. The order of the questions puts structure b
 the simplest answer first, so that a case drawn choice by choice shrinks well (`biprop.strategies`).
 """
 
+import math
+
 from biprop.case import Against, Case, Judged
 from biprop.errors import UnsupportedError
 from biprop.generation.classes import judged_kinds
@@ -11,6 +13,7 @@ from biprop.generation.composition import draw_classes, draw_transforms
 from biprop.generation.conditioned import draw_conditioned, rescaled
 from biprop.generation.data_mixture import draw_data, simplest_data
 from biprop.generation.draw import Draw
+from biprop.generation.exact import exact_rows, with_exact_rows
 from biprop.generation.legal import illegal
 from biprop.generation.population import Population, draw_alone, draw_population, pairs_of
 from biprop.generation.room import (
@@ -43,6 +46,10 @@ _SCALARS_USUAL = _SCALARS[:5]
 _GROUPS = (1, 1, 2, 2, 4, 8)
 # Narrow dtypes show a changed order only in sums of many terms.
 _TERMS_MIN = 64
+# Terms of the shortest sums that are swept.
+_SWEPT_TERMS_MIN = 8
+# Terms of a sum that the other sizes of a product leave room for, where they can.
+_PRODUCT_TERMS = 8
 
 
 def draw_case(draw: Draw, space: Space, *, allow_empty: bool = False) -> Case:
@@ -68,6 +75,8 @@ def draw_case(draw: Draw, space: Space, *, allow_empty: bool = False) -> Case:
         draw, space, judged=judged, present=present, tokens_max=room_for_tokens(space)
     )
     transforms = draw_transforms(draw, space, population, judged=judged, present=present)
+    if space.is_swept and space.signature.token_wise:
+        population, transforms = with_exact_rows(draw, space, population, transforms)
     sizes = draw_sizes(draw, space, population)
     data = draw_data(
         draw,
@@ -77,6 +86,7 @@ def draw_case(draw: Draw, space: Space, *, allow_empty: bool = False) -> Case:
         backward_signature=space.backward_signature,
         op_class=space.op_class,
         length=max(sequence.length for sequence in population.sequences),
+        is_narrow=space.dtype != "float32",
     )
     return Case(
         dtype=space.dtype,
@@ -189,14 +199,36 @@ def draw_sizes(draw: Draw, space: Space, population: Population) -> dict[str, in
     if names and aliased:
         # Some mistakes need two equal extents: square tiles, rows taken for columns.
         name = draw.choice(sorted(names))
-        rows = [population.tokens if space.signature.token_wise else population.rows]
+        rows = [exact_rows(space, population)]
         if has_contexts(space.signature):
             rows.append(population.longest)
         wanted = draw.choice([*rows, *sizes.values()])
         sizes[name] = max(1, min(wanted, _dim_max(space, name, reduced)))
+    sizes = _with_product(draw, space, sizes, population, reduced)
     sizes = settled_sizes(sizes, restrictions, keep=reduced)
     sizes = _within_limits(space, restrictions, sizes, population, reduced)
     return _grouped(draw, restrictions, sizes) if has_contexts(space.signature) else sizes
+
+
+def _with_product(
+    draw: Draw,
+    space: Space,
+    sizes: dict[str, int],
+    population: Population,
+    reduced: tuple[str, ...],
+) -> dict[str, int]:
+    """Give rows times sizes the product whose turn it is, by the size that is summed over."""
+    product = space.swept_product()
+    if product is None or not reduced or not space.signature.token_wise:
+        return sizes
+    longest, rows = reduced[0], exact_rows(space, population)
+    others = [name for name in sizes if name != longest] if draw.choice((True, True, False)) else []
+    for name in others:
+        # A sum of a few terms shows little, so that the other sizes leave room for more.
+        sizes = {**sizes, name: max(1, min(sizes[name], product // (_PRODUCT_TERMS * rows)))}
+    share = math.prod((rows, *(sizes[name] for name in others)))
+    size = (product - 1) // share + draw.choice((1, 1, 1, 0))
+    return {**sizes, longest: max(1, min(size, _dim_max(space, longest, reduced)))}
 
 
 def _table_sizes(
@@ -262,6 +294,11 @@ def _size(
         return draw.choice(near or domain.choices[:1])
     # A domain above the limit is drawn from its lower end, up to twice the least size.
     high = min(domain.high, max(2 * domain.low, limit))
+    # A sum of fewer terms shows little, and chance meets such sizes often enough.
+    least = _SWEPT_TERMS_MIN if name in reduced and high >= _TERMS_MIN else 1
+    swept = space.swept(name, low=max(least, domain.low), high=high)
+    if swept is not None:
+        return swept
 
     def one() -> int:
         return draw_size(draw, high, low=domain.low, constants=space.constants)

@@ -96,14 +96,16 @@ def draw_sequences(
     sequences: list[LogicalSequence] = []
     for index in range(count):
         active = 1
+        low = least if index == 0 else 1
+        swept = space.swept("length", low=low, high=longest) if index == 0 else None
         if not single:
-            low = least if index == 0 else 1
-            active = common or draw_size(draw, longest, low=low, constants=space.constants)
+            active = common or swept or draw_size(draw, longest, low=low, constants=space.constants)
         # A prompt is computed and not compared; half of the sequences have none. Lengths are sums,
         # so that either part shrinks alone.
-        room = 0 if single else active - 1 if common else longest - active
+        is_whole = bool(common or swept)
+        room = 0 if single else active - 1 if is_whole else longest - active
         prompt = draw.integer(0, room) if room and draw.choice((False, True)) else 0
-        length = active if common else active + prompt
+        length = active if is_whole else active + prompt
         start = 0
         if signature.has_position and draw.choice((False, False, False, True)):
             start = draw.integer(0, space.limits.length_max)
@@ -116,6 +118,9 @@ def draw_sequences(
 def _common_length(draw: Draw, space: Space, *, low: int, high: int) -> int:
     """Draw one length for all sequences; where it is summed over, few tokens show little."""
     longer = has_contexts(space.signature) and draw.choice((False, True))
+    swept = space.swept("length", low=low, high=high)
+    if swept is not None:
+        return swept
     length = draw_size(draw, high, low=low)
     if length < _SUMMED_MIN and longer:
         length = max(length, draw_size(draw, high, low=low), draw_size(draw, high, low=low))
@@ -160,34 +165,54 @@ def draw_alone(draw: Draw, space: Space, *, judged: Judged, tokens_max: int) -> 
 
 def _watched_count(draw: Draw, space: Space, rows: int) -> int:
     counts = (1, 2, 3, 8, 16, 32) if space.signature.token_wise else (1, 1, 2, 2, 3, 3, 8)
+    if space.is_swept and space.signature.token_wise:
+        # Rows have designs of their own, and each that is watched is another chance.
+        counts = (1, 3, 8, 16, 32, 32)
     return min(rows, space.limits.watched_max, draw.choice(counts))
+
+
+def _rows(draw: Draw, space: Space, high: int) -> int:
+    """Draw how many tokens or sequences share a launch: those whose turn it is, or any."""
+    return space.swept_rows(high=high) or draw_size(draw, high, constants=space.constants)
 
 
 def _complete_set(draw: Draw, space: Space, tokens_max: int) -> Population:
     limits = space.limits
     if space.signature.token_wise:
-        rows = draw_size(draw, min(limits.tokens_max, tokens_max), constants=space.constants)
-        count = min(rows, draw.choice((1, 2, 3, 8, 16, 32, 64)))
-        if draw.choice((False, True)):
+        rows = _rows(draw, space, min(limits.tokens_max, tokens_max))
+        # Terms of sequences cancel in pairs, and only of equal lengths: a sweep has many of them.
+        counts = (2, 8, 16, 32, 64, 64) if space.is_swept else (1, 2, 3, 8, 16, 32, 64)
+        count = min(rows, draw.choice(counts))
+        if draw.choice((False, True)) or space.is_swept:
             # Equal shares reach row counts that random lengths hardly do.
-            lengths = [rows // count + (index < rows % count) for index in range(count)]
-            sequences = tuple(
-                LogicalSequence(id=index, length=length) for index, length in enumerate(lengths)
-            )
-            return Population(sequences=sequences)
+            return Population(sequences=_equal_shares(rows, count))
         return Population(sequences=draw_sequences(draw, space, tokens_max=rows, count=count))
-    rows = draw_size(draw, min(limits.sequences_max, tokens_max), constants=space.constants)
+    rows = _rows(draw, space, min(limits.sequences_max, tokens_max))
     # Many rows of many tokens would only make a long sum longer, and its kernels are the slowest.
     room = min(tokens_max, 2 * limits.tokens_max)
     return Population(sequences=draw_sequences(draw, space, tokens_max=room, count=rows))
 
 
+def _equal_shares(rows: int, count: int) -> tuple[LogicalSequence, ...]:
+    """Return `count` sequences that have `rows` tokens together, and differ by one at most."""
+    lengths = [rows // count + (index < rows % count) for index in range(count)]
+    return tuple(LogicalSequence(id=index, length=length) for index, length in enumerate(lengths))
+
+
 def _token_wise(draw: Draw, space: Space, present: frozenset[str], tokens_max: int) -> Population:
     limits = space.limits
-    rows = draw_size(draw, min(limits.tokens_max, tokens_max), constants=space.constants)
+    if space.sweep is not None and not space.is_swept and draw.choice((False, False, True)):
+        # What differs from launch to launch shows sooner in many launches of several tokens each.
+        rows = min(limits.tokens_max, tokens_max)
+        rows = draw.integer(max(1, rows // 2), rows)
+        count = min(rows, limits.watched_max)
+        shares = _equal_shares(rows, count)
+        return Population(sequences=shares, count=int("T1" in present))
+    rows = _rows(draw, space, min(limits.tokens_max, tokens_max))
     watched = _watched_count(draw, space, rows)
-    # Asked whether or not it decides: a question less would look simpler to a shrinker.
-    single = draw.choice((True, True, False)) or watched > 3
+    # Asked whether or not it decides: a question less would look simpler to a shrinker. Rows are
+    # counted one by one in a sweep, so that there are exactly as many as it asks for.
+    single = draw.choice((True, True, False)) or watched > 3 or space.is_swept
     sequences = draw_sequences(draw, space, tokens_max=rows, count=watched, single=single)
     population = Population(sequences=sequences)
     if "T1" not in present:
@@ -213,7 +238,7 @@ def _sequence_wise(
     draw: Draw, space: Space, present: frozenset[str], tokens_max: int
 ) -> Population:
     blind = is_blind(space.signature)
-    rows = draw_size(draw, min(space.limits.sequences_max, tokens_max), constants=space.constants)
+    rows = _rows(draw, space, min(space.limits.sequences_max, tokens_max))
     watched = _watched_count(draw, space, rows)
     least = 1
     if has_contexts(space.signature):

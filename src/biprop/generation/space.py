@@ -10,6 +10,7 @@ from typing import Literal
 import attrs
 
 from biprop.case import Against, Dtype, Execution, Judged
+from biprop.generation.sweep import Sweep
 from biprop.operators import InvarianceDeclaration, OpClass
 from biprop.signature import Restrictions, Signature
 from biprop.signature.forms import Forms, FormSignatures
@@ -168,6 +169,8 @@ class Space:
         classes: Classes wanted; `T4` means both `T4.finite` and `T4.nonfinite`. Empty: all.
         align: Bytes that base pointers must be aligned to.
         constants: Sizes mined from the kernel's source; drawn with their neighbours.
+        thresholds: Those of them that the kernel itself asks about: a sweep takes them first.
+        sweep: Which boundary sizes a case takes in its turn; None: all are drawn by chance.
         limits: Of the lane.
         execution: Switches of the process, in every case.
         excluded: What no case may show.
@@ -189,6 +192,8 @@ class Space:
     classes: tuple[str, ...] = ()
     align: int = 1
     constants: tuple[int, ...] = ()
+    thresholds: tuple[int, ...] = ()
+    sweep: Sweep | None = None
     limits: Limits = attrs.field(factory=Limits)
     execution: Execution = attrs.field(factory=Execution)
     excluded: tuple[Exclusion, ...] = ()
@@ -196,6 +201,28 @@ class Space:
     only: Against | None = None
     forms: Forms = MappingProxyType({})
     takes_shards: bool = False
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether a case takes its sizes from a sweep."""
+        return self.sweep is not None and self.sweep.is_on
+
+    def swept(self, axis: str, *, low: int = 1, high: int) -> int | None:
+        """Return the size of `low..high` whose turn it is; None where sizes are drawn by chance."""
+        if self.sweep is None:
+            return None
+        return self.sweep.size(
+            axis, low=low, high=high, thresholds=self.thresholds, constants=self.constants
+        )
+
+    def swept_rows(self, *, high: int) -> int | None:
+        """Return how many rows a launch has in its turn; few where it is a product's turn."""
+        product = self.swept_product()
+        return self.swept("rows", high=high if product is None else min(high, product // 8))
+
+    def swept_product(self) -> int | None:
+        """Return the product of sizes whose turn it is; None where there is none."""
+        return None if self.sweep is None else self.sweep.product(self.thresholds)
 
     @property
     def own_form(self) -> FormSignatures:

@@ -13,6 +13,7 @@ from biprop.loading.description import (
     operator_spec,
 )
 from biprop.loading.targets import check_file, load_target
+from biprop.loading.thresholds import source_thresholds
 
 __all__ = [
     "SPEC_ATTRIBUTE",
@@ -23,4 +24,5 @@ __all__ = [
     "operator",
     "operator_spec",
     "source_constants",
+    "source_thresholds",
 ]

@@ -1,6 +1,7 @@
 """Read from a function's own module the sizes at which it may change its mind.
 
-The numbers only steer which sizes `biprop.generation` draws; nothing is decided by them.
+Those that the function itself asks about are told apart by `biprop.loading.thresholds`. The numbers
+only steer which sizes `biprop.generation` draws; nothing is decided by them.
 """
 
 import ast
@@ -13,7 +14,14 @@ from pathlib import Path
 
 from biprop.loading.targets import Function, is_triton
 
-__all__ = ["source_constants"]
+__all__ = [
+    "CONSTANT_MAX",
+    "CONSTANT_MIN",
+    "computed",
+    "integers_of",
+    "source_constants",
+    "unwrapped",
+]
 
 # A longer source is generated, and its numbers say nothing of tiles.
 SOURCE_BYTES_MAX = 2**21
@@ -29,7 +37,7 @@ def source_constants(function: Function) -> tuple[int, ...]:
     integers, and the values of its Triton configurations and constants. Empty where there is no
     source, as for built-in functions.
     """
-    owner = _unwrapped(function)
+    owner = unwrapped(function)
     found: set[int] = set()
     source = _source_of(owner)
     if source is None:
@@ -41,11 +49,12 @@ def source_constants(function: Function) -> tuple[int, ...]:
     module = sys.modules.get(getattr(owner, "__module__", None) or "")
     if module is not None:
         for value in tuple(vars(module).values()):
-            found.update(_integers_of(value))
+            found.update(integers_of(value))
     return tuple(sorted(number for number in found if CONSTANT_MIN <= number <= CONSTANT_MAX))
 
 
-def _unwrapped(function: Function) -> object:
+def unwrapped(function: Function) -> object:
+    """Return the function or class behind wrappers and partial applications."""
     found: object = function
     while isinstance(found, partial):
         found = found.func
@@ -76,13 +85,14 @@ def _fold(node: ast.AST, found: set[int]) -> int | None:
         value = node.value
     elif isinstance(node, ast.BinOp):
         numbers = dict(parts)
-        value = _computed(node.op, numbers.get(node.left), numbers.get(node.right))
+        value = computed(node.op, numbers.get(node.left), numbers.get(node.right))
     if value is not None:
         found.add(value)
     return value
 
 
-def _computed(operation: ast.operator, left: int | None, right: int | None) -> int | None:
+def computed(operation: ast.operator, left: int | None, right: int | None) -> int | None:
+    """Return what an operation on two integers gives; None where it is none of tiles."""
     # Only what tiles are written with; the bounds keep a power from filling the memory.
     if left is None or right is None or not (0 <= left <= 2**32 and 0 <= right <= 2**32):
         return None
@@ -101,7 +111,7 @@ def _computed(operation: ast.operator, left: int | None, right: int | None) -> i
     return None
 
 
-def _integers_of(value: object) -> Iterator[int]:
+def integers_of(value: object) -> Iterator[int]:
     """Yield the integers of a module's own value: its numbers, Triton constants, configurations."""
     if type(value) is int:
         yield value

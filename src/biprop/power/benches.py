@@ -19,7 +19,7 @@ from biprop.generation.space import Direction
 from biprop.judgment import Outcome
 from biprop.kernels import OPERATORS
 from biprop.kernels.planted import CHAIN, PLANTED, ChainDefect, Planted
-from biprop.loading import source_constants
+from biprop.loading import source_constants, source_thresholds
 from biprop.minimize import classes_of
 from biprop.minimize.trial import Legal, NonZeros
 from biprop.operators import Form, Kernel, Operator, Registry
@@ -145,6 +145,7 @@ def planted_space(
         direction=planted.direction,
         classes=wanted_classes(classes),
         constants=source_constants(kernel.function),
+        thresholds=source_thresholds(kernel.function),
         limits=limits,
     )
 
@@ -153,6 +154,7 @@ def chain_space(kernel: Kernel, dtype: Dtype, direction: Direction) -> Space:
     """Return what is drawn for one direction of a registered operator."""
     functions = [kernel.function, *([kernel.backward] if kernel.backward else [])]
     mined = {size for function in functions for size in source_constants(function)}
+    asked = {size for function in functions for size in source_thresholds(function)}
     return Space(
         signature=kernel.signature,
         backward_signature=kernel.backward_signature,
@@ -163,6 +165,7 @@ def chain_space(kernel: Kernel, dtype: Dtype, direction: Direction) -> Space:
         declaration=kernel.declaration,
         op_class=kernel.op_class,
         constants=tuple(sorted(mined)),
+        thresholds=tuple(sorted(asked)),
         limits=LIMITS["cpu"],
     )
 

@@ -8,14 +8,14 @@ every watched row, in every method.
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from itertools import count, islice
 from types import MappingProxyType
 
 import attrs
 
 from biprop.case import Case
 from biprop.data.recipe import Recipe
-from biprop.generation import RandomDraw, Space, draw_case, illegal_in, recipes_needed
+from biprop.generation import RandomDraw, Space, Sweep, draw_case, illegal_in, recipes_needed
 from biprop.generation.fixed import fixed_cases, is_composed
 from biprop.generation.generator import judged_in, simplest_case
 from biprop.generation.legal import is_blind
@@ -109,8 +109,9 @@ def _biprop(space: Space, seed: int) -> Iterator[Case]:
     The fixed configurations that a search of a declared operator begins with are left out.
     """
     seeds = random.Random(seed)
-    while True:
-        yield draw_case(RandomDraw(seeds.getrandbits(64)), space)
+    for index in count():
+        swept = attrs.evolve(space, sweep=Sweep(seed=seed, index=index))
+        yield draw_case(RandomDraw(seeds.getrandbits(64)), swept)
 
 
 def _plain_data(space: Space, seed: int) -> Iterator[Case]:

@@ -27,6 +27,7 @@ class Description:
         declaration: What it promises; None where nothing is declared.
         exempt_reason: Why a registered operator promises nothing.
         constants: Integers mined from its source, as sizes worth drawing.
+        thresholds: Those that the kernel itself asks about, which are swept first.
         owner: URL of who looks after it; empty where nobody is named.
         has_reference: Whether accuracy can be judged.
         forms: Of a registered operator under the same backend, text of the forward signature by
@@ -43,6 +44,7 @@ class Description:
     declaration: InvarianceDeclaration | None = None
     exempt_reason: str | None = None
     constants: tuple[int, ...] = ()
+    thresholds: tuple[int, ...] = ()
     owner: str = ""
     has_reference: bool = False
     forms: dict[str, str] = attrs.field(factory=dict)

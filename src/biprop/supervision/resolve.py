@@ -33,6 +33,7 @@ from biprop.loading import (
     load_target,
     operator_spec,
     source_constants,
+    source_thresholds,
 )
 from biprop.operators import Kernel, KernelReference, Registry
 from biprop.provenance import collect
@@ -89,9 +90,9 @@ def reference_of(kernel: Kernel) -> KernelReference:
 
 def describe(kernel: Kernel, *, device: str, actual_backend: str = "") -> Description:
     """Return what a kernel is, and where it runs."""
-    constants = set(source_constants(kernel.function))
-    if kernel.backward is not None:
-        constants.update(source_constants(kernel.backward))
+    functions = (kernel.function, *([] if kernel.backward is None else [kernel.backward]))
+    constants = {size for function in functions for size in source_constants(function)}
+    thresholds = {size for function in functions for size in source_thresholds(function)}
     return Description(
         provenance=collect(
             device,
@@ -103,6 +104,7 @@ def describe(kernel: Kernel, *, device: str, actual_backend: str = "") -> Descri
         declaration=kernel.declaration,
         exempt_reason=kernel.exempt_reason,
         constants=tuple(sorted(constants)),
+        thresholds=tuple(sorted(thresholds)),
         owner=kernel.owner,
         has_reference=kernel.reference is not None,
         forms={name: form.signature.text for name, form in kernel.forms.items()},
