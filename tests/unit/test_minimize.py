@@ -291,15 +291,16 @@ def test_product_of_sizes_has_one_minimum(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_longest_row_becomes_padding(seed: int) -> None:
-    """A width of 9 and more: one token and eight dead slots, cheaper than a long neighbour."""
+    """A width of 9 and more: eight tokens and one dead slot, cheaper than a long neighbour."""
 
     def defect(_: Case, seen: Facts) -> bool:
         return seen.width >= 9 > seen.alone
 
     found = Kernel(PADDED, defect).minimise(seed)
 
-    assert transforms_of(found.case) == (PadSlots(amount=8, fill="zero", side="right"),)
+    assert transforms_of(found.case) == (PadSlots(amount=1, fill="zero", side="right"),)
     assert cost(PADDED, found.case).slots == 9
+    assert cost(PADDED, found.case).dead_slots == 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -19,6 +19,7 @@ from biprop.minimize.integers import landmarks_with
 from biprop.minimize.points import find_witness, has_points, replace_points
 from biprop.minimize.proof import prove
 from biprop.minimize.recipes import shrink_points, shrink_recipes, shrink_support
+from biprop.minimize.redesign import redesign
 from biprop.minimize.structure import finish_structure, shrink_structure
 from biprop.minimize.trades import exchange, trade_sizes
 from biprop.minimize.trial import Judge, Legal, NonZeros, Trial
@@ -32,6 +33,7 @@ __all__ = ["Minimised", "classes_of", "minimise"]
 _ROUNDS = 3
 _WITNESS_RUNS = 200
 _SUPPORT_RUNS = 400
+_REDESIGN_RUNS = 200
 
 
 @attrs.frozen(kw_only=True)
@@ -110,7 +112,7 @@ def minimise(
     )
     # Written out, all numbers have a place; what it means does not change.
     trial.case = normalised(case)
-    proof = _shrink(trial, landmarks_with(constants), nonzeros)
+    proof = _shrink(trial, tuple(sorted(constants)), nonzeros)
     return _minimised(trial, proof, _confirmed(trial, confirm))
 
 
@@ -129,7 +131,8 @@ def classes_of(case: Case) -> tuple[str, ...]:
     return tuple(sorted({class_of(transform) for transform in transforms_of(case)}))
 
 
-def _shrink(trial: Trial, landmarks: tuple[int, ...], nonzeros: NonZeros | None) -> Proof:
+def _shrink(trial: Trial, constants: tuple[int, ...], nonzeros: NonZeros | None) -> Proof:
+    landmarks = landmarks_with(constants)
     # Within a tolerance no kernel is judged on values that are listed.
     is_listed = trial.case.against is None
     _settle(trial, ())
@@ -146,6 +149,8 @@ def _shrink(trial: Trial, landmarks: tuple[int, ...], nonzeros: NonZeros | None)
             shrink_support(trial, nonzeros, runs_max=_SUPPORT_RUNS)
         if has_points(trial.case):
             shrink_points(trial)
+        if is_listed:
+            redesign(trial, constants=constants, runs_max=_REDESIGN_RUNS)
         finish_structure(trial)
         if trial.case == before or trial.is_spent:
             break

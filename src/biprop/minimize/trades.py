@@ -13,6 +13,7 @@ import attrs
 
 from biprop.case import Case, with_value
 from biprop.data.recipe import SEQUENCES, TOKENS, Recipe
+from biprop.minimize.arrangements import arrangements
 from biprop.minimize.context_moves import context_exchanges
 from biprop.minimize.edits import (
     find,
@@ -79,6 +80,7 @@ def _exchanges(signature: Signature, case: Case, slots: int) -> Iterator[Case]:
         yield from context_exchanges(signature, case)
     yield from _simpler_position(case)
     yield from _storage_alone(case)
+    yield from arrangements(signature, case, slots)
 
 
 def _count(case: Case) -> int:
@@ -94,7 +96,9 @@ def _dead_to_neighbours(case: Case) -> Iterator[Case]:
             yield lively
             if pad is not None and kind is PadSlots and pad.side == "left":
                 # What lay before the watched tokens goes on lying before them.
-                yield with_transform(lively, PlaceWatched(before=added))
+                before = with_transform(lively, PlaceWatched(before=added))
+                yield before
+                yield _drawn(before)
             # Neighbours that must differ from the watched tokens need values of their own.
             yield _drawn(lively)
 

@@ -60,6 +60,7 @@ class Trial:
     forms: Forms = attrs.field(factory=dict)
     runs: int = 0
     _cost: Cost = attrs.field(init=False)
+    _is_by_sign: bool = attrs.field(init=False)
     _start: float = attrs.field(init=False)
     _seen: dict[str, Outcome | None] = attrs.field(factory=dict, init=False)
 
@@ -67,6 +68,7 @@ class Trial:
         """Start the clock."""
         self._start = self.clock()
         self._cost = self.cost_of(self.case)
+        self._is_by_sign = _is_by_sign(self.outcome)
 
     @property
     def seconds(self) -> float:
@@ -93,9 +95,15 @@ class Trial:
         return outcome
 
     def keeps_cause(self, candidate: Case) -> bool:
-        """Whether `candidate` is legal and fails with the same cause."""
+        """Whether `candidate` is legal and fails with the same cause.
+
+        Values that differ stay so: zeros of different sign would need fewer terms, and tell nothing
+        of the order in which they are added.
+        """
         outcome = self.outcome_of(candidate)
-        return outcome is not None and outcome.cause is not None and outcome.cause.key == self.key
+        if outcome is None or outcome.cause is None or outcome.cause.key != self.key:
+            return False
+        return self._is_by_sign or not _is_by_sign(outcome)
 
     def cost_of(self, candidate: Case) -> Cost:
         """Return the declared cost of `candidate`."""
@@ -133,3 +141,9 @@ class Trial:
             return self.legal(candidate)
         except BipropError as error:
             return str(error)
+
+
+def _is_by_sign(outcome: Outcome) -> bool:
+    """Whether all that differs is the sign of zeros."""
+    found = outcome.mismatches
+    return bool(found) and all(item.max_abs_error == 0 for item in found)
