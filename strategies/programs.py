@@ -51,6 +51,8 @@ _CRASHES_MAX = 10
 # Times the time of a search that it may take in all, where evidence is what it lacks at the end.
 _PATIENCE = 10
 _FINDINGS_MAX = 4
+# Programs that hung, after which no further one is begun.
+_HUNG_MAX = 3
 
 
 class InterruptedProgramsError(KeyboardInterrupt):
@@ -222,6 +224,7 @@ class _Search:
     keep: Callable[[ProgramFixture], str] | None
     on_event: Callable[[Event], None] | None
     programs: int = 0
+    hung: int = 0
     ops: int = 0
     comparisons: int = 0
     coverage: dict[str, int] = attrs.field(factory=dict)
@@ -266,6 +269,7 @@ class _Search:
             finding.outcome.verdict is Verdict.CRASHES and finding.count > _CRASHES_MAX
             for finding in self.findings
         )
+        is_hopeless = is_hopeless or self.hung >= _HUNG_MAX
         is_ended = self.is_over or bool(self.fallback) or is_full or is_hopeless
         return is_ended or self.programs >= self.count
 
@@ -275,9 +279,10 @@ class _Search:
             layout=self.layout, dtype=self.dtype, storage=self.storage, lane=self.lane
         )
         for name, program in fixed.items():
-            if self.fallback or len(self.findings) >= self.findings_max:
+            if self.fallback or len(self.findings) >= self.findings_max or self.hung >= _HUNG_MAX:
                 return
             outcome = self.judge.judge(program)
+            self.hung += outcome.is_hung
             self.smoke[name] = outcome.verdict
             self.actual_backend = outcome.actual_backend or self.actual_backend
             if self._is_new(outcome):
@@ -346,6 +351,7 @@ class _Search:
     def _outcome(self, program: Program) -> ProgramOutcome | None:
         outcome = self.judge.judge(program)
         self.programs += 1
+        self.hung += outcome.is_hung
         self.ops += outcome.ops_run
         self.comparisons += outcome.comparisons
         self.actual_backend = outcome.actual_backend or self.actual_backend
@@ -502,6 +508,9 @@ class _Search:
         """Whether no further program is begun."""
         if not self.programs:
             return False
+        if self.hung >= _HUNG_MAX:
+            # Each costs as long as is waited for, and says what the first one said.
+            return True
         waits = not self.findings and self._evidence_lacking()
         seconds = self.seconds_max * (_PATIENCE if waits else 1)
         return time.monotonic() - self.start >= seconds

@@ -312,6 +312,7 @@ class ProgramOutcome:
         actual_backend: What ran.
         facts: Launch facts.
         seconds: Wall time.
+        is_hung: Of CRASHES: whether an operation did not end in its time.
     """
 
     verdict: Verdict
@@ -329,3 +330,4 @@ class ProgramOutcome:
     actual_backend: str = ""
     facts: tuple[LaunchFact, ...] = ()
     seconds: float = 0.0
+    is_hung: bool = False

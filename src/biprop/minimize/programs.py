@@ -139,7 +139,12 @@ class _Search:
             _SpentError: The budget is spent before.
         """
         if self.outcome.step is not None:
-            self._takes(attrs.evolve(self.program, ops=self.program.ops[: self.outcome.step + 1]))
+            cut = attrs.evolve(self.program, ops=self.program.ops[: self.outcome.step + 1])
+            if self.outcome.verdict is Verdict.CRASHES:
+                # Nothing after it was run, and judging it again may take a worker or a minute.
+                self.program = tidied(cut)
+                self._tried.add(program_digest(self.program))
+            self._takes(cut)
         self._takes(self.program)
         roomy = reshaped(self.program, block_count=2 * self.program.shape.block_count)
         self._is_tight = not self._shows(roomy)
@@ -272,7 +277,8 @@ def _kept_of(outcome: ProgramOutcome) -> _Kept:
     assert cause is not None, "a violation has a cause"
     what = "" if cause.output else str(cause.check)
     if outcome.verdict is Verdict.CRASHES:
-        what = _kind_of(outcome.message)
+        # How long it was waited for is no part of it.
+        what = "hung" if outcome.is_hung else _kind_of(outcome.message)
     return _Kept(
         verdict=outcome.verdict,
         finite=cause.finite,

@@ -9,6 +9,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Protocol, Self
 
 import attrs
@@ -34,6 +35,9 @@ __all__ = ["REPEATS_QUICK", "ProgramJudge", "ProgramLedger", "SupervisedPrograms
 _FIRST_FACTOR = 3
 # Runs that a violation rests on while it is shrunk; the smallest program is judged as any other.
 REPEATS_QUICK = 2
+# Seconds, and times what the slowest program took so far, after which one is taken for hung then.
+_QUICK_SECONDS = 2.0
+_QUICK_FACTOR = 10
 
 
 class ProgramJudge(Protocol):
@@ -143,6 +147,8 @@ class SupervisedPrograms:
         self._repeats = repeats
         self._ledger = ProgramLedger()
         self._opened_in = self._asked_in = 0
+        # Seconds that the slowest program took which was not ended.
+        self._slowest = 0.0
         self._cache = 0
         try:
             self.provenance = self._open(first=True)
@@ -200,6 +206,11 @@ class SupervisedPrograms:
         if not self._child.is_running or self._opened_in != self._child.starts:
             self._open()
         factor = 1 if self._asked_in == self._opened_in else _FIRST_FACTOR
+        seconds = self._timeout * factor
+        if quick:
+            # Many smaller programs of one that hung are tried, and most of them hang too.
+            seconds = min(seconds, max(_QUICK_SECONDS * factor, _QUICK_FACTOR * self._slowest))
+        start = perf_counter()
         self._asked_in = self._opened_in
         message: dict[str, Json] = {
             "do": "program",
@@ -209,13 +220,15 @@ class SupervisedPrograms:
             "program": program_to_data(program),
         }
         try:
-            answer = self._child.ask(encode(message), seconds=self._timeout * factor)
+            answer = self._child.ask(encode(message), seconds=seconds)
         except ChildDiedError as error:
             if not error.stage and not is_second:
                 # It died before it began, of what an earlier program left behind.
                 return self._judge(program, quick=quick, is_second=True)
             step = error.launches if error.stage == "program" else None
-            return self._crashed(program, f"The cache {error.reason}.", step=step)
+            found = self._crashed(program, f"The cache {error.reason}.", step=step)
+            return attrs.evolve(found, is_hung=error.is_hung)
+        self._slowest = max(self._slowest, perf_counter() - start)
         outcome = program_outcome_from_data(answer["outcome"])
         if answer["device_is_lost"]:
             # Its process ends by itself; nothing more is asked of it.
