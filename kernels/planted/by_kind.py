@@ -242,6 +242,7 @@ _ATOM = (
         exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite"),
         extent=Extent(slots=9, dims={"H": 3}, transforms=0, sequences=1, length=1),
         deterministic=False,
+        rate=0.02,
     ),
     Planted(
         name="sum_of_two_orders",
@@ -272,7 +273,7 @@ _ATOM = (
         function=by_arrival.embed_of_arrivals,
         healthy=by_arrival.embed_in_order,
         exposed_by=("T4.finite",),
-        extent=Extent(slots=7, dims={"V": 2, "H": 1}, length=6),
+        extent=Extent(slots=6, dims={"V": 2, "H": 1}, length=6),
         direction="backward",
         deterministic=False,
     ),
@@ -316,7 +317,7 @@ _ROUND = (
         function=by_rounding.linear_dx_through_halves,
         healthy=by_rounding.linear_dx_in_float32,
         exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite", "T5", "T6"),
-        extent=Extent(slots=3, dims={"K": 2, "N": 5}, transforms=0, sequences=1, length=1),
+        extent=Extent(slots=3, dims={"K": 2, "N": 2}, transforms=0, sequences=1, length=1),
         direction="backward",
     ),
 )

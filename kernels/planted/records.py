@@ -85,12 +85,15 @@ class Planted:
         healthy: The same without; one line apart.
         exposed_by: The classes, as they are counted, that show the defect without any other: of 400
             small examples with that class, and T1 where it needs neighbours, one fails that holds
-            once the class is taken out. The others show it in none.
+            once the class is taken out. The others show it in none; of a kernel that is `rare`,
+            where examples seldom meet such a size, nothing is said of the others.
         extent: How far its smallest failing structure is looked for (`smallest.json`).
         direction: `forward` or `backward`.
         dtypes: In which it shows.
         dims: Restrictions of the free dimensions.
         deterministic: False where the same call gives different bits from run to run.
+        rate: Where it is not deterministic, the share of calls that differ; it says how often a
+            call is repeated.
         interpreted: Whether Triton's interpreter runs it on a CPU, so that cases must be small.
         devices: Where the defect shows: on a `cpu`, which is Triton's interpreter for a Triton
             kernel, and on `cuda`, where such a kernel is compiled.
@@ -110,10 +113,16 @@ class Planted:
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     dims: str = ""
     deterministic: bool = True
+    rate: float = 0.5
     interpreted: bool = False
     devices: tuple[Literal["cpu", "cuda"], ...] = ("cpu",)
     rare: Callable[[int], bool] | None = None
     conditions: int = 1
+
+    @property
+    def rate_seen(self) -> float | None:
+        """The rate as a judge takes it: None where the same call gives the same bits."""
+        return None if self.deterministic else self.rate
 
     def kernel(self, *, healthy: bool = False) -> Kernel:
         """Return the planted kernel, or its twin, as an unregistered kernel."""

@@ -167,7 +167,7 @@ TILES = (
         function=_product("product_of_contiguous"),
         healthy=_product("product_of_strided"),
         exposed_by=("T8",),
-        extent=Extent(slots=2, dims={"K": 2, "N": 1}, sequences=1),
+        extent=Extent(slots=2, dims={"K": 2, "N": 1}, transforms=2, sequences=1),
         interpreted=True,
         devices=("cpu", "cuda"),
     ),

@@ -15,9 +15,9 @@ import torch
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from biprop.kernels.planted import PLANTED
-from biprop.power.smallest import FILE, RATE, Entry, cost_to_data, entries, find_smallest
+from biprop.power.smallest import FILE, Entry, cost_to_data, entries, find_smallest
 
-__all__ = ["RATE", "Entry", "cost_to_data", "entries", "main"]
+__all__ = ["Entry", "cost_to_data", "entries", "main"]
 
 
 def main(words: Sequence[str]) -> int:

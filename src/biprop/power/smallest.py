@@ -19,11 +19,9 @@ from biprop.minimize import Cost
 from biprop.minimize.exhaustive import Bounds, in_words, search_smallest
 from biprop.power.benches import planted_bench
 
-__all__ = ["FILE", "RATE", "Entry", "cost_by_component", "cost_to_data", "entries", "find_smallest"]
+__all__ = ["FILE", "Entry", "cost_by_component", "cost_to_data", "entries", "find_smallest"]
 
 FILE = Path(planted_kernels.__file__).resolve().parent / "smallest.json"
-# A target that differs from run to run is repeated as one that does so every other time.
-RATE = 0.5
 
 Entry = dict[str, object]
 
@@ -59,10 +57,9 @@ def cost_by_component(entry: Mapping[str, object] | Cost | None) -> dict[str, tu
 def find_smallest(planted: Planted, dtype: Dtype) -> Entry:
     """Search one planted kernel, and return its entry."""
     bench = planted_bench(planted, dtype)
-    rate = None if planted.deterministic else RATE
 
     def judge(case: Case) -> Outcome:
-        return bench.judge(case, rate=rate)
+        return bench.judge(case, rate=planted.rate_seen)
 
     found = search_smallest(
         bench.signature,
