@@ -255,9 +255,23 @@ def test_options_reach_the_suite(alone: Run, folder: Path, monkeypatch: pytest.M
         (("--device", "gpu"), "--device 'gpu' is unknown"),
         (("--contract", "absent.json"), "absent.json"),
         (("--report-json", "absent/report.json"), "--report-json 'absent/report.json'"),
-        (("--operators", "no_such_operator"), "no_such_operator"),
+        (("--operators", "no_such_operator"), "--operators names 'no_such_operator'"),
+        (("--operators", ""), "--operators '' names nothing"),
+        (("--backends", " "), "--backends ' ' names nothing"),
+        (("--dtype", ""), "--dtype '' names nothing"),
     ],
-    ids=["empty-name", "twice", "dtype", "device", "contract", "report", "operator"],
+    ids=[
+        "empty-name",
+        "twice",
+        "dtype",
+        "device",
+        "contract",
+        "report",
+        "operator",
+        "none",
+        "blank",
+        "no-dtype",
+    ],
 )
 def test_wrong_use_is_one_sentence(arguments: tuple[str, ...], named: str, alone: Run) -> None:
     """It names the option or its value, before any process is started."""

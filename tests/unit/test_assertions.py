@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +18,12 @@ from biprop import (
     assert_forward_batch_invariant,
     assert_gradient_batch_invariant,
 )
-from biprop.errors import BipropError, UnsupportedError
+from biprop.errors import BipropError, ContractError, TargetError, UnsupportedError
 from biprop.judgment import Verdict
 
 # What a caller without types may give.
 WRONG: Any = ("float8",)
+ANY: Any = lambda value: value  # noqa: E731  # a value without a type
 QUICK = SuiteConfig(dtypes=("float32",), transforms=("T1",), max_examples=8)
 
 
@@ -34,6 +37,17 @@ def doubled(x: Tensor) -> Tensor:
 def halved_in_a_batch(x: Tensor) -> Tensor:
     """Return `x`, halved where a launch has several rows."""
     return x / 2 if len(x) > 1 else x.clone()
+
+
+def refusing(x: Tensor) -> Tensor:
+    """Refuse every case."""
+    raise UnsupportedError(f"Set a switch first, {x.device} has none.")
+
+
+@biprop.operator("x[T,H] -> y[T,H]")
+def without_driver(x: Tensor) -> Tensor:
+    """Raise what Triton raises where it finds no GPU."""
+    raise RuntimeError(f"0 active drivers ([]), {x.ndim} wanted.")
 
 
 class _Scale(torch.autograd.Function):
@@ -79,19 +93,26 @@ class TestForward:
             assert_forward_batch_invariant(halved_in_a_batch, QUICK)
 
         assert isinstance(caught.value, NotInvariantError)
-        assert "AddNeighbours(count=1)" in str(caught.value)
+        text = str(caught.value)
+        assert text.startswith("DRIFTS  tests.unit.test_assertions:halved_in_a_batch torch float32")
+        assert text == caught.value.report.text()
+        assert "AddNeighbours(count=1)" in text
+        # Nothing was stored, so no command would find it.
+        assert "biprop replay" not in text
         assert caught.value.report.outputs.verdict is Verdict.DRIFTS
         assert len(caught.value.report.outputs.findings) == 1
 
     def test_lack_of_evidence_fails(self) -> None:
         """Too few examples are no pass: the class without evidence is named."""
         config = SuiteConfig(dtypes=("float32",), transforms=("T1",), max_examples=1)
-        with pytest.raises(NotInvariantError, match="Too few powered examples") as caught:
+        with pytest.raises(NotInvariantError, match=r"^VACUOUS  Too few powered") as caught:
             # Eight and a half examples more are drawn where evidence lacks.
             assert_forward_batch_invariant(doubled, config, profile="nightly")
 
         assert caught.value.report.outputs.verdict is Verdict.VACUOUS
         assert list(caught.value.report.outputs.lacking.values()) == [("T1",)]
+        assert "raise SuiteConfig.max_examples, or" in str(caught.value)
+        assert "--" not in str(caught.value)
 
     def test_operator_record_is_judged(self) -> None:
         """An operator that nobody registered is judged as it is given."""
@@ -112,6 +133,28 @@ class TestForward:
 
         assert cell.reference.operator == "logp"
         assert cell.largest["V"] in {5, 6}
+
+    def test_refusal_of_every_case_is_the_error(self) -> None:
+        """An operator that refuses all cases says why, and lack of evidence does not hide it."""
+
+        with pytest.raises(UnsupportedError, match=r"^Set a switch first"):
+            assert_forward_batch_invariant(made("refusing", refusing, chain_index=0), QUICK)
+
+    def test_compiled_triton_kernel_names_the_interpreter(self) -> None:
+        """What Triton says of a machine without a GPU begins with what helps."""
+
+        with pytest.raises(TargetError, match=r"^A compiled .* TRITON_INTERPRET=1 .* 0 active dri"):
+            assert_forward_batch_invariant(without_driver, QUICK)
+
+    def test_contract_may_be_a_path(self, tmp_path: Path) -> None:
+        """A contract is read from a path, and a wrong one refused with its file's name."""
+        path = tmp_path / "own.json"
+        path.write_text("{}")
+        with pytest.raises(ContractError, match=r"own\.json: The contract is an object"):
+            assert_forward_batch_invariant(doubled, QUICK, str(path))
+
+        path.write_bytes(files("biprop.contract").joinpath("contract.json").read_bytes())
+        assert assert_forward_batch_invariant(doubled, QUICK, str(path)).cells
 
     def test_several_configurations_are_searched(self) -> None:
         """Each configuration has reports of its own."""
@@ -136,6 +179,20 @@ class TestForward:
             (partial(assert_forward_batch_invariant, HEALTHY, WRONG), "configs holds a str"),
             (partial(SuiteConfig, dtypes=WRONG), "dtypes names 'float8'"),
             (partial(SuiteConfig, max_examples=0), "max_examples=0"),
+            (partial(SuiteConfig, max_examples=ANY("3")), "max_examples='3': give 1 or more"),
+            (partial(SuiteConfig, dtypes=ANY("float32")), "dtypes is 'float32': give a sequence"),
+            (partial(SuiteConfig, backends=ANY("torch")), "backends is 'torch': give a sequence"),
+            (partial(SuiteConfig, dims=ANY(3)), "dims is a int"),
+            (
+                partial(assert_forward_batch_invariant, HEALTHY, SuiteConfig(dims="H=")),
+                "^SuiteConfig.dims 'H='",
+            ),
+            (partial(assert_forward_batch_invariant, doubled, ANY(3)), "configs is a int"),
+            (partial(assert_forward_batch_invariant, doubled, QUICK, ANY(3)), "contract is 3"),
+            (partial(assert_forward_batch_invariant, doubled, profile=ANY("fast")), "dev, pr, nig"),
+            (partial(assert_forward_batch_invariant, doubled, device=ANY(0)), "Device 0 is unkno"),
+            (partial(assert_forward_batch_invariant, doubled, seed=-1), "seed=-1: give a whole"),
+            (partial(assert_forward_batch_invariant, doubled, seed=ANY("1")), "seed='1': give"),
         ],
     )
     def test_wrong_use_is_an_error(self, call: Callable[[], object], sentence: str) -> None:

@@ -383,6 +383,23 @@ def test_file_that_is_absent_is_refused(tmp_path: Path) -> None:
         load_contract(path)
 
 
+def test_error_in_a_file_names_the_file(tmp_path: Path) -> None:
+    """A path may be a text, and what is wrong in its file is said with its name."""
+    path = tmp_path / "wrong.json"
+    path.write_text("[]")
+
+    with pytest.raises(ContractError, match=re.escape(f"{path}: The contract is a list")):
+        load_contract(str(path))
+
+
+def test_what_is_no_path_is_refused() -> None:
+    """Another value is refused in a sentence."""
+    given: Any = 3
+
+    with pytest.raises(ContractError, match="A int is no path"):
+        load_contract(given)
+
+
 def test_folder_is_refused(tmp_path: Path) -> None:
     """A folder is no contract."""
 

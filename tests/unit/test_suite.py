@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -24,7 +25,7 @@ from biprop.reports.suite import (
     SuiteCell,
     report_to_data,
 )
-from biprop.reports.suite_text import render_suite
+from biprop.reports.suite_text import render_failed, render_suite
 from biprop.strategies.cells import cells_of
 from biprop.suite import SuiteEvent, run_invariance_suite
 from biprop.suite.parcels import packed, unpacked
@@ -32,6 +33,8 @@ from biprop.suite.plan import Choice, plan_of
 from biprop.suite.pool import Ended
 from biprop.suite.searching import CellTask, Searched
 
+# What a caller without types may give.
+ANY: Any = lambda value: value  # noqa: E731
 CONTRACT = load_contract()
 USED = ContractUsed.of(CONTRACT)
 
@@ -257,7 +260,34 @@ class TestReport:
         text = render_suite(report_of(cell(Verdict.HOLDS)))
 
         assert "Not claimed: multi-GPU collectives" in text
-        assert text.splitlines()[-1].startswith("GREEN")
+        assert text.splitlines()[-1] == "GREEN  1 cell"
+
+    def test_text_of_an_assertion_begins_with_why(self) -> None:
+        """A fallback is told in the first line, which is all that a summary of tests shows."""
+        found = cell(Verdict.FALLBACK).report
+        assert found is not None
+        lines = render_failed(attrs.evolve(found, message="torch.sum ran.")).splitlines()
+
+        assert lines[0] == "FALLBACK  torch.sum ran."
+        assert lines[-1] == "FALLBACK  healthy torch float32 forward on cpu"
+        assert "torch.sum ran." not in lines[1:]
+
+    def test_text_names_wider_thresholds(self) -> None:
+        """A contract that allows more than biprop's own is never quiet about it."""
+        used = ContractUsed.of(attrs.evolve(CONTRACT, wider=("judgments.a.b", "judgments.c.d")))
+        report = attrs.evolve(report_of(cell(Verdict.HOLDS)), contract=used)
+
+        assert "  wider: judgments.a.b, judgments.c.d\n" in report.text()
+
+    def test_command_is_printed_of_what_was_stored(self, ran: Ran) -> None:
+        """A finding is replayed by its path; one that was not stored has no command."""
+        found = ran.report.cells["drifting-torch-float32-forward"]
+        assert found.report is not None
+        (finding,) = found.report.findings
+        report = attrs.evolve(found.report, findings=(attrs.evolve(finding, path=""),))
+
+        assert f"biprop replay {finding.path}" in report_of(found).text()
+        assert "biprop replay" not in report_of(attrs.evolve(found, report=report)).text()
 
     def test_text_of_red_says_why(self) -> None:
         """A red run prints the message of a cell that lacks evidence."""
@@ -337,12 +367,28 @@ class TestPlan:
             (partial(run_invariance_suite, max_examples=0), "max_examples=0"),
             (partial(run_invariance_suite, max_seconds=0.0), "max_seconds=0.0"),
             (partial(run_invariance_suite, device="gpu"), "'gpu' is unknown"),
+            (partial(run_invariance_suite, device=ANY(3)), "3 is unknown"),
+            (partial(run_invariance_suite, registry=ANY([HEALTHY])), "registry is a list"),
+            (partial(run_invariance_suite, contract=ANY(3)), "contract is 3"),
+            (partial(run_invariance_suite, max_examples=ANY("3")), "max_examples='3'"),
+            (partial(run_invariance_suite, max_seconds=ANY("3")), "max_seconds='3'"),
+            (partial(run_invariance_suite, slice_name=ANY("weekly")), "slice_name is 'weekly'"),
+            (partial(run_invariance_suite, seed=2**32), "seed=4294967296: give a whole"),
+            (partial(run_invariance_suite, seed=ANY(1.5)), "seed=1.5"),
+            (partial(run_invariance_suite, store="/dev/null/found"), "store '/dev/null/found'"),
+            (partial(run_invariance_suite, store=ANY(3)), "store is 3"),
+            (partial(run_invariance_suite, operators="silu"), "operators is 'silu': give a seq"),
+            (partial(run_invariance_suite, dtypes=ANY("float32")), "dtypes is 'float32'"),
         ],
     )
     def test_wrong_argument_is_refused(
-        self, call: Callable[[], InvarianceReport], sentence: str
+        self,
+        call: Callable[[], InvarianceReport],
+        sentence: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """A number or a device that cannot be used is refused before anything starts."""
+        """What cannot be used is refused in one sentence, before any process starts."""
+        monkeypatch.setattr("biprop.suite.run.run_tasks", None)
 
         with pytest.raises(BipropError, match=sentence):
             call()

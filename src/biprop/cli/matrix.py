@@ -8,6 +8,8 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -22,10 +24,12 @@ from biprop.errors import UsageError
 
 __all__ = ["matrix"]
 
+# By the suite's name of an argument.
+_OPTIONS = {"operators": "--operators", "backends": "--backends", "dtypes": "--dtype"}
 # \b keeps the lines as they are.
 _EXIT_CODES = """\b
 Exit codes:
-  0    green: every mandatory cell holds, and none that the contract asks for is missing
+  0    green: every mandatory cell that was asked for holds, and no operator is missing
   1    red: a cell is violated, falls back to another backend, or has too little evidence
   2    wrong use
   130  stopped by Ctrl-C or SIGTERM; what ended before is printed and stored
@@ -51,10 +55,8 @@ Exit codes:
     show_default=True,
     help="cpu, cuda (all that there are) or cuda:N.",
 )
-@click.option(
-    "--operators", default="", metavar="LIST", help="rms_norm,logp.  [default: all registered]"
-)
-@click.option("--backends", default="", metavar="LIST", help="torch,triton.  [default: all]")
+@click.option("--operators", metavar="LIST", help="rms_norm,logp.  [default: all registered]")
+@click.option("--backends", metavar="LIST", help="torch,triton.  [default: all]")
 @click.option(
     "--dtype",
     "dtypes",
@@ -114,8 +116,8 @@ Exit codes:
 def matrix(  # noqa: PLR0917  # one parameter an option
     slice_name: Literal["pr", "nightly"],
     device: str,
-    operators: str,
-    backends: str,
+    operators: str | None,
+    backends: str | None,
     dtypes: str,
     direction: str,
     contract_path: Path | None,
@@ -149,7 +151,7 @@ def matrix(  # noqa: PLR0917  # one parameter an option
     from biprop.reports.suite_text import render_suite
     from biprop.suite import run_invariance_suite
 
-    with matrix_progress(is_live=sys.stderr.isatty()) as tell:
+    with _option_names(), matrix_progress(is_live=sys.stderr.isatty()) as tell:
         report = run_invariance_suite(
             operators=wanted[0],
             backends=wanted[1],
@@ -171,14 +173,16 @@ def matrix(  # noqa: PLR0917  # one parameter an option
     return report.exit_code
 
 
-def _names(option: str, text: str) -> tuple[str, ...]:
-    """Return the names of a list; none for an empty text.
+def _names(option: str, text: str | None) -> tuple[str, ...]:
+    """Return the names of a list; none where the option was left out.
 
     Raises:
-        UsageError: One is empty or given twice.
+        UsageError: There is none in it, or one is empty or given twice.
     """
-    if not text.strip():
+    if text is None:
         return ()
+    if not text.strip():
+        raise UsageError(f"{option} {text!r} names nothing: name one or more, or leave it out.")
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if not name:
@@ -186,6 +190,18 @@ def _names(option: str, text: str) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise UsageError(f"{option} names {name} twice: name it once.")
     return names
+
+
+@contextmanager
+def _option_names() -> Iterator[None]:
+    """Let errors of the suite that begin with an argument's name begin with the option's."""
+    try:
+        yield
+    except UsageError as error:
+        name, _, rest = str(error).partition(" ")
+        if name in _OPTIONS:
+            raise UsageError(f"{_OPTIONS[name]} {rest}") from error
+        raise
 
 
 def _check_writable(path: Path) -> None:

@@ -21,15 +21,19 @@ from biprop.errors import ContractError
 __all__ = ["contract_from_bytes", "load_contract"]
 
 
-def load_contract(path: Path | None = None) -> Contract:
+def load_contract(path: str | Path | None = None) -> Contract:
     """Return the contract of a file, biprop's own without one.
 
     Raises:
         ContractError: The file cannot be read, or one of its fields is wrong; the sentence names
-            the path of the field.
+            the file and the path of the field.
     """
     if path is None:
         return _packaged()
+    given: object = path
+    if not isinstance(given, (str, Path)):
+        raise ContractError(f"A {type(given).__name__} is no path: give the path of a contract.")
+    path = Path(given)
     try:
         # A pipe or a device would be waited for, or have no end.
         if not path.is_file():
@@ -40,7 +44,10 @@ def load_contract(path: Path | None = None) -> Contract:
         raise ContractError(
             f"{path} cannot be read: {error.strerror or error}: give the path of a contract."
         ) from error
-    return contract_from_bytes(raw)
+    try:
+        return contract_from_bytes(raw)
+    except ContractError as error:
+        raise ContractError(f"{path}: {error}") from error
 
 
 def contract_from_bytes(raw: bytes) -> Contract:

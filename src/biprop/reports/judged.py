@@ -46,6 +46,10 @@ class ForwardInvarianceReport:
     cells: dict[str, CellReport]
     outputs: JudgedReport
 
+    def text(self) -> str:
+        """Return the cells in words, as a failing assertion prints them."""
+        return _text(self)
+
 
 @attrs.frozen(kw_only=True)
 class GradientInvarianceReport:
@@ -62,6 +66,10 @@ class GradientInvarianceReport:
     outputs: JudgedReport
     token_gradients: JudgedReport | None = None
     parameter_gradients: JudgedReport | None = None
+
+    def text(self) -> str:
+        """Return the cells in words, as a failing assertion prints them."""
+        return _text(self)
 
 
 def judged_report(cells: Mapping[str, CellReport], judged: Judged) -> JudgedReport | None:
@@ -91,3 +99,10 @@ def judged_report(cells: Mapping[str, CellReport], judged: Judged) -> JudgedRepo
         lacking={name: names for name, names in lacking.items() if names},
         findings={name: items for name, items in findings.items() if items},
     )
+
+
+def _text(report: ForwardInvarianceReport | GradientInvarianceReport) -> str:
+    # The text is made of these records, so its module imports this one.
+    from biprop.reports.suite_text import render_judged  # noqa: PLC0415
+
+    return render_judged(report)

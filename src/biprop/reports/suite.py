@@ -142,17 +142,24 @@ class ContractUsed:
     Attributes:
         version: As the file names itself.
         digest: SHA-256 of its canonical JSON, in hexadecimal.
-        name: For people; it says where thresholds are wider than biprop's own.
+        name: For people; it says how many thresholds are wider than biprop's own.
+        wider: Paths of these thresholds.
     """
 
     version: str
     digest: str
     name: str
+    wider: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, contract: Contract) -> "ContractUsed":
         """Return what a report says of a contract."""
-        return cls(version=contract.version, digest=contract.digest, name=contract.name)
+        return cls(
+            version=contract.version,
+            digest=contract.digest,
+            name=contract.name,
+            wider=contract.wider,
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -244,6 +251,13 @@ class InvarianceReport:
         if self.is_interrupted:
             return _INTERRUPTED
         return 0 if self.is_green else 1
+
+    def text(self) -> str:
+        """Return what `biprop matrix` prints, fixtures named by their paths."""
+        # The text is made of these records, so its module imports this one.
+        from biprop.reports.suite_text import render_suite  # noqa: PLC0415
+
+        return render_suite(self, by_path=True)
 
 
 def report_to_data(report: InvarianceReport) -> dict[str, Json]:

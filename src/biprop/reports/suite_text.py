@@ -8,12 +8,21 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from biprop.generation import CLASSES
-from biprop.reports.records import CellReport
+from biprop.reports.judged import ForwardInvarianceReport, GradientInvarianceReport
+from biprop.reports.records import CellReport, Finding
 from biprop.reports.suite import NOT_CLAIMED, InvarianceReport, SuiteCell
-from biprop.reports.text import render_finding
-from biprop.reports.words import plain
+from biprop.reports.text import counted, render_check, render_finding
+from biprop.reports.words import plain, replay_command
 
-__all__ = ["render_evidence", "render_failures", "render_matrix", "render_notes", "render_suite"]
+__all__ = [
+    "render_evidence",
+    "render_failed",
+    "render_failures",
+    "render_judged",
+    "render_matrix",
+    "render_notes",
+    "render_suite",
+]
 
 _WIDTH = 110
 _NONE = "-"
@@ -37,6 +46,23 @@ def render_suite(report: InvarianceReport, *, by_path: bool = False) -> str:
         _conclusion(report),
     )
     return "\n".join(part for part in parts if part)
+
+
+def render_judged(report: ForwardInvarianceReport | GradientInvarianceReport) -> str:
+    """Return what an assertion found, cell by cell."""
+    return "\n".join(map(render_failed, report.cells.values()))
+
+
+def render_failed(report: CellReport) -> str:
+    """Return a cell whose first line has the verdict, and why where that is known.
+
+    Test runners show the first line alone.
+    """
+    reason = "" if report.findings else plain(report.message)
+    *body, last = render_check(report).splitlines()
+    lines = _possible((line for line in body if line != reason), report.findings)
+    first = [f"{report.verdict}  {reason}", *lines, last] if reason else [last, *lines]
+    return "\n".join(first) + "\n"
 
 
 def render_matrix(report: InvarianceReport) -> str:
@@ -101,7 +127,7 @@ def render_failures(report: InvarianceReport, *, by_path: bool = False) -> str:
         if cell.report is not None:
             for finding in cell.report.findings:
                 text = render_finding(finding, chain_index=cell.chain_index, by_path=by_path)
-                lines += text.splitlines()
+                lines += _possible(text.splitlines(), (finding,))
             if cell.report.message:
                 lines += _wrapped(cell.report.message, indent="  ")
         if cell.error is not None:
@@ -128,7 +154,8 @@ def render_notes(report: InvarianceReport) -> str:
 def _where(report: InvarianceReport) -> str:
     where = report.provenance
     seed = "seeds of the cells" if report.seed is None else f"seed {report.seed}"
-    how = f"slice {report.slice_name}, {len(report.cells)} cells, {report.workers} at a time"
+    count = counted(len(report.cells), "cell")
+    how = f"slice {report.slice_name}, {count}, {report.workers} at a time"
     lines = [f"{how}, {report.seconds:.1f} s, {seed}", f"contract {report.contract.name}"]
     if where is not None:
         lines.append(
@@ -139,21 +166,32 @@ def _where(report: InvarianceReport) -> str:
     found = (cell.report for cell in report.cells.values())
     if any(item is not None and item.actual_backend == _INTERPRETER for item in found):
         lines.append(f"What ran in {_INTERPRETER} certifies the interpreter, and no GPU.")
-    return "".join(f"{plain(line)}\n" for line in lines)
+    shown = [plain(line) for line in lines]
+    if report.contract.wider:
+        shown[2:2] = _wrapped(f"wider: {', '.join(report.contract.wider)}", indent="  ")
+    return "".join(f"{line}\n" for line in shown)
 
 
 def _conclusion(report: InvarianceReport) -> str:
     if report.is_green:
         whole = "" if not report.unasked else " of those that were asked for"
         words = textwrap.fill(NOT_CLAIMED, _WIDTH)
-        return f"{words}\nGREEN  {len(report.cells)} cells{whole}\n"
+        return f"{words}\nGREEN  {counted(len(report.cells), 'cell')}{whole}\n"
     stopped = "STOPPED by Ctrl-C or SIGTERM. " if report.is_interrupted else ""
-    words = f"{stopped}RED  {len(report.red)} of {len(report.cells)} cells"
+    words = f"{stopped}RED  {len(report.red)} of {counted(len(report.cells), 'cell')}"
     if report.missing:
         words += f", {len(report.missing)} missing"
     if report.primary is not None:
         words += f"; primary: {report.primary}"
     return f"{plain(words)}\n"
+
+
+def _possible(lines: Iterable[str], findings: Iterable[Finding]) -> list[str]:
+    """Return lines without the commands that replay what was not stored: nothing would find it."""
+    impossible = {
+        replay_command(item.fixture, item.fixture.id[:8]) for item in findings if not item.path
+    }
+    return [line for line in lines if line not in impossible]
 
 
 def _mark(report: InvarianceReport, cells: Iterable[SuiteCell]) -> str:

@@ -5,22 +5,25 @@
 test and not the session; any other one runs in the process of the test.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import attrs
 
-from biprop.case import DTYPES, Dtype
+from biprop.case import DTYPES, Case, Dtype
 from biprop.contract import Contract
-from biprop.errors import RestrictionError, TargetError, UnsupportedError, UsageError
+from biprop.errors import BipropError, RestrictionError, TargetError, UnsupportedError, UsageError
 from biprop.generation.space import Direction, Space
-from biprop.judgment import Verdict
+from biprop.judgment import Outcome, Verdict
 from biprop.loading import SPEC_ATTRIBUTE, OperatorSpec
 from biprop.operators import Kernel, Operator, Registry
 from biprop.registry import build_registry
+from biprop.relations import JUDGE_OPTIONS, JudgeOptions
 from biprop.reports.judged import ForwardInvarianceReport, GradientInvarianceReport, judged_report
 from biprop.reports.records import CellReport
-from biprop.reports.text import render_check
+from biprop.reports.suite_text import render_failed
 from biprop.signature import Restrictions, parse_restrictions
 from biprop.signature.restrictions import Domain
 from biprop.strategies.api import kernel_of
@@ -28,6 +31,15 @@ from biprop.strategies.cells import id_of
 from biprop.strategies.profiles import PROFILES, ProfileName
 from biprop.strategies.search import search
 from biprop.strategies.spaces import lane_of, space_for
+from biprop.suite.arguments import (
+    check_count,
+    check_device_name,
+    check_names,
+    check_seed,
+    check_word,
+    contract_of,
+    names_of,
+)
 from biprop.supervision import Child, Judge, SupervisedJudge
 from biprop.supervision.in_process import InProcessJudge
 from biprop.supervision.resolve import reference_of
@@ -39,15 +51,32 @@ __all__ = [
     "assert_gradient_batch_invariant",
 ]
 
+# Options of the command line in messages, and what stands for each in Python.
+_OPTION = re.compile(r"--([a-z][a-z-]*)")
+_FIELDS = {
+    "max-examples": "SuiteConfig.max_examples",
+    "transforms": "SuiteConfig.transforms",
+    "dims": "SuiteConfig.dims",
+    "call": "call of @biprop.operator",
+    "signature": "a signature",
+    "device": "device",
+}
+# What Triton says where it finds no GPU, and what helps.
+_NO_DRIVER = "0 active drivers"
+_INTERPRETER = (
+    "A compiled Triton kernel needs a GPU: set TRITON_INTERPRET=1 before the module of the kernel "
+    "is imported, to use Triton's interpreter"
+)
+
 Subject = str | Operator | Callable[..., object]
 
 
 def _names(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(values)
+    return names_of(values)  # type: ignore[no-any-return]
 
 
 def _dtypes(values: Iterable[Dtype]) -> tuple[Dtype, ...]:
-    return tuple(values)
+    return names_of(values)  # type: ignore[no-any-return]
 
 
 @attrs.frozen(kw_only=True)
@@ -70,12 +99,15 @@ class SuiteConfig:
 
     def __attrs_post_init__(self) -> None:
         """Refuse what no operator could meet."""
+        check_names(self, "backends", "dtypes", "transforms")
         unknown = [name for name in self.dtypes if name not in DTYPES]
         if unknown or not self.dtypes:
             shown = repr(unknown[0]) if unknown else "nothing"
             raise UsageError(f"dtypes names {shown}: use one or more of {', '.join(DTYPES)}.")
-        if self.max_examples is not None and self.max_examples < 1:
-            raise UsageError(f"max_examples={self.max_examples}: give 1 or more.")
+        check_count("max_examples", self.max_examples)
+        dims: object = self.dims
+        if not isinstance(dims, str):
+            raise UsageError(f"dims is a {type(dims).__name__}: give a text, as 'H=64 K%8==0'.")
 
 
 class NotInvariantError(AssertionError):
@@ -98,7 +130,7 @@ class NotInvariantError(AssertionError):
 def assert_forward_batch_invariant(
     op: Subject,
     configs: SuiteConfig | Sequence[SuiteConfig] | None = None,
-    contract: Contract | None = None,
+    contract: Contract | str | Path | None = None,
     *,
     device: str = "cpu",
     profile: ProfileName = "pr",
@@ -109,7 +141,8 @@ def assert_forward_batch_invariant(
     Args:
         op: Name of a registered operator, an `Operator`, or a callable with `@biprop.operator`.
         configs: What to restrict the search to; several are searched one after the other.
-        contract: Where given, a declared operator is judged for accuracy and parity too.
+        contract: Where given, a declared operator is judged for accuracy and parity too; a contract
+            or the path of one.
         device: `cpu`, `cuda:0`, ...
         profile: How thorough the search is.
         seed: The same seed draws the same cases.
@@ -122,9 +155,7 @@ def assert_forward_batch_invariant(
     cells = _searched(
         op,
         ("forward",),
-        _Options(
-            configs=_configs(configs), contract=contract, device=device, profile=profile, seed=seed
-        ),
+        _options(configs, contract, device=device, profile=profile, seed=seed),
     )
     outputs = judged_report(cells, "outputs")
     assert outputs is not None, "every forward cell judges outputs"
@@ -136,7 +167,7 @@ def assert_forward_batch_invariant(
 def assert_gradient_batch_invariant(
     op: Subject,
     configs: SuiteConfig | Sequence[SuiteConfig] | None = None,
-    contract: Contract | None = None,
+    contract: Contract | str | Path | None = None,
     *,
     device: str = "cpu",
     profile: ProfileName = "pr",
@@ -155,9 +186,7 @@ def assert_gradient_batch_invariant(
     cells = _searched(
         op,
         ("forward", "backward"),
-        _Options(
-            configs=_configs(configs), contract=contract, device=device, profile=profile, seed=seed
-        ),
+        _options(configs, contract, device=device, profile=profile, seed=seed),
     )
     outputs = judged_report(cells, "outputs")
     assert outputs is not None, "every forward cell judges outputs"
@@ -182,7 +211,37 @@ class _Options:
     seed: int
 
 
+def _options(
+    configs: SuiteConfig | Sequence[SuiteConfig] | None,
+    contract: Contract | str | Path | None,
+    *,
+    device: str,
+    profile: ProfileName,
+    seed: int,
+) -> _Options:
+    """Return the arguments, each of them one that can be used.
+
+    Raises:
+        BipropError: One cannot be; the sentence names it.
+    """
+    check_word("profile", profile, tuple(PROFILES))
+    check_device_name(device)
+    check_seed(seed)
+    return _Options(
+        configs=_configs(configs),
+        contract=None if contract is None else contract_of(contract),
+        device=device,
+        profile=profile,
+        seed=seed,
+    )
+
+
 def _configs(configs: SuiteConfig | Sequence[SuiteConfig] | None) -> tuple[SuiteConfig, ...]:
+    listed: object = configs
+    if listed is not None and not isinstance(listed, (SuiteConfig, Sequence)):
+        raise UsageError(
+            f"configs is a {type(listed).__name__}: give a SuiteConfig, or several of them."
+        )
     found = (configs,) if isinstance(configs, SuiteConfig) else tuple(configs or (SuiteConfig(),))
     for item in found:
         # A caller without types may give names instead.
@@ -201,6 +260,7 @@ def _searched(
     kernels, is_installed = _kernels_of(op)
     reports: dict[str, CellReport] = {}
     with ExitStack() as stack:
+        stack.enter_context(_python_words())
         child = Child(device=options.device, threads=1) if is_installed else None
         if child is not None:
             stack.callback(child.close)
@@ -234,7 +294,7 @@ def _wanted(
 @contextmanager
 def _judge(
     kernel: Kernel, child: Child | None, device: str, dtype: Dtype, direction: Direction
-) -> "Iterator[Judge]":
+) -> Iterator[Judge]:
     judge: Judge
     if child is None:
         judge = InProcessJudge(kernel, device=device, dtype=dtype, direction=direction)
@@ -252,6 +312,30 @@ def _judge(
         judge.close()
 
 
+class _Watched:
+    """A judge, and why the operator refused the cases so far."""
+
+    def __init__(self, judge: Judge) -> None:
+        """Pass on what is asked of `judge`."""
+        self._judge = judge
+        self.reference = judge.reference
+        self.description = judge.description
+        self.nonzeros = judge.nonzeros
+        self.relative = judge.relative
+        self.close = judge.close
+        self.has_run = False
+        self.refusal = ""
+
+    def judge(self, case: Case, options: JudgeOptions = JUDGE_OPTIONS) -> Outcome:
+        """Return the outcome of one case."""
+        outcome = self._judge.judge(case, options)
+        if outcome.verdict is Verdict.UNSUPPORTED:
+            self.refusal = self.refusal or outcome.message
+        else:
+            self.has_run = True
+        return outcome
+
+
 def _search(
     judge: Judge, config: SuiteConfig, dtype: Dtype, direction: Direction, options: _Options
 ) -> CellReport:
@@ -265,8 +349,9 @@ def _search(
         profile=profile,
         contract=options.contract,
     )
-    return search(
-        judge,
+    watched = _Watched(judge)
+    report = search(
+        watched,
         _restricted(space, config.dims),
         device=options.device,
         lane=lane_of(judge.description),
@@ -274,6 +359,10 @@ def _search(
         max_examples=config.max_examples,
         seed=options.seed,
     )
+    if watched.refusal and not watched.has_run and report.verdict is Verdict.VACUOUS:
+        # Evidence lacks because the operator refused every case, and it said why.
+        report = attrs.evolve(report, verdict=Verdict.UNSUPPORTED, message=watched.refusal)
+    return attrs.evolve(report, message=_for_python(report.message))
 
 
 def _restricted(space: Space, dims: str) -> Space:
@@ -349,6 +438,22 @@ def _raise_unless_green(
     red = [item for item in cells.values() if item.verdict is not Verdict.HOLDS]
     failed = [item for item in red if item.verdict is not Verdict.UNSUPPORTED]
     if failed:
-        raise NotInvariantError("\n" + "\n".join(map(render_check, failed)), report)
+        raise NotInvariantError("\n".join(map(render_failed, failed)), report)
     if red:
         raise UnsupportedError(red[0].message)
+
+
+@contextmanager
+def _python_words() -> Iterator[None]:
+    """Let errors name what a Python caller can change, instead of options of the command line."""
+    try:
+        yield
+    except BipropError as error:
+        error.args = (_for_python(str(error)),)
+        raise
+
+
+def _for_python(text: str) -> str:
+    if _NO_DRIVER in text:
+        text = f"{_INTERPRETER}; {text[0].lower()}{text[1:]}"
+    return _OPTION.sub(lambda found: _FIELDS.get(found[1], found[0]), text)

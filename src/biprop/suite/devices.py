@@ -1,7 +1,8 @@
 """Which devices a run is spread over, and how many cells are searched on them at a time."""
 
 from biprop.errors import DeviceError
-from biprop.machine import WORKERS_PER_DEVICE, core_count, count_devices, is_device
+from biprop.machine import WORKERS_PER_DEVICE, core_count, count_devices
+from biprop.suite.arguments import check_device_name
 
 __all__ = ["devices_of", "worker_count"]
 
@@ -12,8 +13,7 @@ def devices_of(device: str) -> tuple[str, ...]:
     Raises:
         DeviceError: It has another form, or is absent.
     """
-    if not is_device(device):
-        raise DeviceError(f"Device {device!r} is unknown: use cpu, cuda or cuda:N.")
+    check_device_name(device)
     if device == "cpu":
         return ("cpu",)
     count = count_devices()

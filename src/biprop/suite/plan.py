@@ -14,20 +14,21 @@ from biprop.generation.space import Direction
 from biprop.operators import Operator, Registry
 from biprop.reports.suite import Note, SuiteCell
 from biprop.strategies.cells import DIRECTIONS, cells_of, declared_in
+from biprop.suite.arguments import check_names, names_of
 
 __all__ = ["Choice", "Plan", "plan_of"]
 
 
 def _names(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(values)
+    return names_of(values)  # type: ignore[no-any-return]
 
 
 def _dtypes(values: Iterable[Dtype]) -> tuple[Dtype, ...]:
-    return tuple(values)
+    return names_of(values)  # type: ignore[no-any-return]
 
 
 def _directions(values: Iterable[Direction]) -> tuple[Direction, ...]:
-    return tuple(values)
+    return names_of(values)  # type: ignore[no-any-return]
 
 
 @attrs.frozen(kw_only=True)
@@ -45,6 +46,10 @@ class Choice:
     backends: tuple[str, ...] = attrs.field(default=(), converter=_names)
     dtypes: tuple[Dtype, ...] = attrs.field(default=("float32", "bfloat16"), converter=_dtypes)
     directions: tuple[Direction, ...] = attrs.field(default=DIRECTIONS, converter=_directions)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a text in the place of a sequence."""
+        check_names(self, "operators", "backends", "dtypes", "directions")
 
 
 @attrs.frozen(kw_only=True)

@@ -12,14 +12,14 @@ how processes are kept `biprop.suite.pool`; people are told by `biprop.reports.s
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import attrs
 
 from biprop.case import Dtype
-from biprop.contract import Contract, load_contract
+from biprop.contract import Contract
 from biprop.errors import UsageError
 from biprop.generation.space import Direction
 from biprop.operators import Registry
@@ -27,6 +27,14 @@ from biprop.provenance import Provenance
 from biprop.registry import build_registry
 from biprop.reports.suite import ContractUsed, Dependence, InvarianceReport, SuiteCell
 from biprop.strategies.cells import DIRECTIONS, rank_of_cost
+from biprop.suite.arguments import (
+    check_count,
+    check_seconds,
+    check_seed,
+    check_word,
+    contract_of,
+    store_of,
+)
 from biprop.suite.dependence import to_try
 from biprop.suite.devices import devices_of, worker_count
 from biprop.suite.parcels import packed
@@ -35,6 +43,8 @@ from biprop.suite.pool import Ended, Lost, run_tasks
 from biprop.suite.searching import CellTask, PartsTask, Searched, Settings, Task, Tried
 
 __all__ = ["SuiteEvent", "run_invariance_suite"]
+
+_SLICES = ("pr", "nightly")
 
 
 @attrs.frozen(kw_only=True)
@@ -97,11 +107,11 @@ def run_invariance_suite(
     choice = Choice(operators=operators, backends=backends, dtypes=dtypes, directions=directions)
     settings = Settings(
         slice_name=slice_name,
-        contract=contract if isinstance(contract, Contract) else load_contract(_path(contract)),
+        contract=contract_of(contract),
         seed=seed,
         max_examples=max_examples,
         max_seconds=max_seconds,
-        store=None if store is None else Path(store).absolute(),
+        store=store_of(store),
     )
     return _reported(registry, choice, settings, device=device, workers=workers, tell=tell)
 
@@ -117,7 +127,7 @@ def _reported(
 ) -> InvarianceReport:
     """Run a suite whose arguments were read, and put its report together."""
     start = time.monotonic()
-    _check(workers=workers, settings=settings)
+    _check(registry=registry, workers=workers, settings=settings)
     installed = build_registry()
     found = installed if registry is None else registry
     contract = settings.contract
@@ -230,18 +240,15 @@ class _Suite:
             self.tell(SuiteEvent(kind=kind, cell=cell, done=self._done, count=len(self.cells)))
 
 
-def _path(contract: str | Path | None) -> Path | None:
-    return None if contract is None else Path(contract)
-
-
-def _check(*, workers: int | None, settings: Settings) -> None:
-    counts: Iterable[tuple[str, int | None]] = (
-        ("workers", workers),
-        ("max_examples", settings.max_examples),
-    )
-    for name, value in counts:
-        if value is not None and value < 1:
-            raise UsageError(f"{name}={value}: give 1 or more.")
-    seconds = settings.max_seconds
-    if seconds is not None and not seconds > 0:
-        raise UsageError(f"max_seconds={seconds}: give more than 0.")
+def _check(*, registry: object, workers: int | None, settings: Settings) -> None:
+    if registry is not None and not isinstance(registry, Registry):
+        raise UsageError(
+            f"registry is a {type(registry).__name__}: give a Registry, as "
+            "biprop.Registry(operators=(operator,)), or None for the installed operators."
+        )
+    check_word("slice_name", settings.slice_name, _SLICES)
+    check_count("workers", workers)
+    check_count("max_examples", settings.max_examples)
+    check_seconds("max_seconds", settings.max_seconds)
+    if settings.seed is not None:
+        check_seed(settings.seed)
