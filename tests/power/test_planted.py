@@ -22,7 +22,7 @@ from tests.power.trials import (
     space_of,
     without_class,
 )
-from tests.power.unreached import UNREACHED
+from tests.power.unreached import MISSED, UNREACHED
 
 from biprop.case import Dtype
 from biprop.generation import CLASSES
@@ -118,7 +118,10 @@ def test_defect_is_found_and_shrinks_to_its_smallest_structure(
     smallest = entries().get((planted.name, dtype), {"bound": True})
     found = find_failure(planted, dtype, seed=SEED, count=EXAMPLES)
 
-    assert found is not None
+    # An entry that is found after all has to go.
+    assert (found is None) == ((planted.name, dtype) in MISSED)
+    if found is None:
+        return
     minimised = minimise_failure(planted, *found)
     cause = minimised.outcome.cause
     assert cause is not None
@@ -138,8 +141,9 @@ def test_defect_is_found_and_shrinks_to_its_smallest_structure(
 @each([cell for cell in CELLS if not is_first(*cell)], is_nightly=lambda *_: False)
 def test_defect_is_found(planted: Planted, dtype: Dtype) -> None:
     """200 examples show the defect in the other dtype too."""
+    found = find_failure(planted, dtype, seed=SEED, count=EXAMPLES)
 
-    assert find_failure(planted, dtype, seed=SEED, count=EXAMPLES) is not None
+    assert (found is None) == ((planted.name, dtype) in MISSED)
 
 
 @each(CELLS, is_nightly=lambda *cell: not is_first(*cell))

@@ -1,4 +1,4 @@
-"""What shrinking does not bring down to its smallest structure: the ledger, listed by name.
+"""What is missed, and what shrinking does not bring down to its smallest structure: the ledgers.
 
 Of each planted kernel and dtype, the components of the declared cost (`biprop.minimize.cost`) that
 stay above those of the smallest failing structure, with the seed of the tests. `biprop power` finds
@@ -7,6 +7,12 @@ them; an entry that is reached after all fails its test, and has to go.
 
 from biprop.case import Dtype
 
-__all__ = ["UNREACHED"]
+__all__ = ["MISSED", "UNREACHED"]
 
+# Not found within 200 examples of the tests' seed, and why; `biprop power` says the same of others.
+MISSED: dict[tuple[str, Dtype], str] = {
+    ("dweight_chunks_by_rows", "bfloat16"): (
+        "at most six rows are interpreted, and sums of so few products seldom round in bfloat16"
+    ),
+}
 UNREACHED: dict[tuple[str, Dtype], tuple[str, ...]] = {}
