@@ -238,7 +238,9 @@ def _about_vacuous(evidence: CellsEvidence) -> list[str]:
     """Return what VACUOUS means in a table that has it."""
     if not any(cell.verdict == "VACUOUS" for cell in evidence.cells):
         return []
-    time = "" if evidence.seconds_max is None else f" in {evidence.seconds_max:g} s and its overtime"
+    time = (
+        "" if evidence.seconds_max is None else f" in {evidence.seconds_max:g} s and its overtime"
+    )
     asked = f"{evidence.powered_min} of each class are asked for"
     return ["", f"VACUOUS: a cell had too few examples with power{time}; {asked}."]
 

@@ -15,7 +15,7 @@ class _Differentiated(torch.autograd.Function):
     def forward(
         ctx: "torch.autograd.function.FunctionCtx",
         function: Callable[..., Tensor],
-        backward: Callable[..., tuple[Tensor, ...]],
+        backward: Callable[..., tuple[Tensor | None, ...]],
         *tensors: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(*tensors)
@@ -33,7 +33,7 @@ class _Differentiated(torch.autograd.Function):
 
 def differentiated(
     function: Callable[..., Tensor],
-    backward: Callable[..., tuple[Tensor, ...]],
+    backward: Callable[..., tuple[Tensor | None, ...]],
     *tensors: Tensor,
 ) -> Tensor:
     """Return `function(*tensors)`, whose gradients are what `backward` returns.

@@ -13,7 +13,7 @@ from biprop.data.recipe import Point
 from biprop.errors import OutputError, UsageError
 from biprop.fixtures.records import Fixture
 from biprop.generation import CLASSES, Space, wanted_classes
-from biprop.judgment import BitDifference, Cause, Mismatch, Outcome, Power, Verdict
+from biprop.judgment import BitDifference, Cause, ClassEvidence, Mismatch, Outcome, Power, Verdict
 from biprop.minimize import minimise
 from biprop.operators import InvarianceDeclaration, KernelReference
 from biprop.provenance import Provenance
@@ -326,7 +326,7 @@ def test_lacking_evidence_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("biprop.strategies.search.time.monotonic", lambda: next(seconds))
 
     def holds_without_power(_: Case, names: frozenset[str]) -> Outcome | None:
-        classes = dict.fromkeys(names, "unpowered")
+        classes: dict[str, ClassEvidence] = dict.fromkeys(names, "unpowered")
         return Outcome(verdict=Verdict.HOLDS, classes=classes, launches=2)
 
     report, judge = searched(holds_without_power, seconds_max=30.0, max_examples=10_000)
