@@ -316,7 +316,7 @@ _ROUND = (
         signature=_LINEAR,
         function=by_rounding.linear_dx_through_halves,
         healthy=by_rounding.linear_dx_in_float32,
-        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite", "T5"),
+        exposed_by=("T1", "T3", "T4.finite", "T4.nonfinite", "T5", "T6"),
         extent=Extent(slots=3, dims={"K": 2, "N": 2}, transforms=0, sequences=1, length=1),
         direction="backward",
     ),

@@ -83,10 +83,10 @@ class Planted:
         signature: Text of the signature of both.
         function: The kernel with the defect.
         healthy: The same without; one line apart.
-        exposed_by: The classes, as they are counted, that show the defect without any other: of 400
-            small examples with that class, and T1 where it needs neighbours, one fails that holds
-            once the class is taken out. The others show it in none; of a kernel that is `rare`,
-            where examples seldom meet such a size, nothing is said of the others.
+        exposed_by: The classes, as they are counted, that show the defect without any other: of
+            4,000 small examples with that class, and T1 where it needs neighbours, one fails that
+            holds once the class is taken out. The others show it in none; of a kernel that is
+            `rare`, where examples seldom meet such a size, nothing is claimed of the others.
         extent: How far its smallest failing structure is looked for (`smallest.json`).
         direction: `forward` or `backward`.
         dtypes: In which it shows.

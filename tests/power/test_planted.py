@@ -37,7 +37,7 @@ from biprop.signature.roles import has_contexts
 
 EXAMPLES = 200
 HEALTHY_EXAMPLES = 60
-EXPOSED_EXAMPLES = 400
+EXPOSED_EXAMPLES = 4000
 UNEXPOSED_EXAMPLES = 25
 # Of attention, whose examples are dear.
 HEALTHY_ATTENTION_EXAMPLES = 20

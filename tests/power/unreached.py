@@ -15,4 +15,6 @@ MISSED: dict[tuple[str, Dtype], str] = {
         "at most six rows are interpreted, and sums of so few products seldom round in bfloat16"
     ),
 }
-UNREACHED: dict[tuple[str, Dtype], tuple[str, ...]] = {}
+UNREACHED: dict[tuple[str, Dtype], tuple[str, ...]] = {
+    ("product_of_contiguous", "bfloat16"): ("slots", "watched_tokens", "sequences"),
+}
