@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,8 @@ class TestStopped:
         """Start a check that takes long, and wait until it judges."""
         process = subprocess.Popen(
             [sys.executable, "-m", "biprop", "check", "bad.py:slow", "--signature", PLAIN],
+            # What a shell starts in the background ignores Ctrl-C, and so do its children.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
