@@ -48,9 +48,9 @@ _STEERED_MAX = 20
 # Times that a crash is seen again before the search ends: each costs a worker.
 _CRASHES_MAX = 10
 # Findings of one search; a cache that breaks in more ways is told enough.
+_FINDINGS_MAX = 4
 # Times the time of a search that it may take in all, where evidence is what it lacks at the end.
 _PATIENCE = 10
-_FINDINGS_MAX = 4
 # Programs that hung, after which no further one is begun.
 _HUNG_MAX = 3
 

@@ -218,7 +218,7 @@ def test_ctrl_c_keeps_what_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     ("words", "part"),
     [
         (("--methods", "best"), "--methods has 'best': use biprop, plain-data,"),
-        (("--methods", " "), "--methods is empty"),
+        (("--methods", " "), "--methods ' ' names nothing"),
         (("--methods", "needle", "--without-revealing"), "--without-revealing changes biprop's"),
         (("--names", "linear_gemw"), "names has 'linear_gemw', which nothing planted has: write"),
         (("--kinds", "NONE"), "kinds has 'NONE', which nothing planted has"),

@@ -274,3 +274,15 @@ def test_report_is_one_json_object() -> None:
     assert data["actual_backend"] == "torch"
     assert isinstance(data["coverage"], dict)
     assert set(data["coverage"]) == set(COVERAGE)
+
+
+def test_a_search_of_what_hangs_ends() -> None:
+    """Each hang costs as long as is waited for, and the third says what the first one said."""
+    cause = ProgramCause(verdict=Verdict.CRASHES)
+
+    hung = attrs.evolve(violated(cause, message="hung"), step=0, is_hung=True)
+
+    report = searched(lambda _: hung, count=500)
+
+    assert report.verdict is Verdict.CRASHES
+    assert report.programs <= 3

@@ -259,6 +259,44 @@ class TestLinearLogp:
         assert is_within(logp_T, exact.logp, exact.logp_bound)
         assert is_within(lse_T, exact.lse, exact.logp_bound)
 
+    def test_both_forms_launch_the_same_compiled_kernels(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Arguments have the same types and constants: of one source, two kernels may differ."""
+
+        launched: list[object] = []
+
+        def note(kernel: object, _: object, arguments: tuple[object, ...], **given: object) -> None:
+            kinds = [getattr(value, "dtype", type(value)) for value in arguments]
+            launched.append((kernel, kinds, given["constants"]))
+
+        module = triton_module("linear_logp")
+        monkeypatch.setattr(module, "launch", note)
+        trial = Trial.of((3, 5, 7), torch.bfloat16)
+        tensors = (trial.hidden, trial.weight, trial.target)
+        module.forward(*tensors)
+        dense = launched.copy()
+        launched.clear()
+        module.forward_indexed(*tensors, trial.live, trial.layout[1])
+        assert len(dense) == 2
+        assert launched == dense
+
+    def test_a_long_sum_of_equal_terms_stays_within_the_tolerance(self) -> None:
+        """The gradient is exactly zero: terms that are rounded alike would add up their errors."""
+
+        vocabulary = 127_062
+        ones = torch.ones((vocabulary, 1), device=DEVICE)
+        hidden = torch.zeros((1, 1), device=DEVICE)
+        target = torch.tensor([5], device=DEVICE)
+        _, lse = linear_logp.forward(hidden, ones, target)
+        whole = torch.tensor([0, 1], dtype=torch.int32, device=DEVICE)
+        first = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        upstream = torch.full((1,), 0.5, device=DEVICE)
+        found = linear_logp.backward(
+            upstream, hidden, ones, target, lse, whole, first, first.long(), torch.zeros_like(ones)
+        )
+        assert found.abs().item() < 1e-5
+
     def test_chunks_of_the_vocabulary_change_no_bit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Gradients of a part of the vocabulary after the other are those of all of it."""
 

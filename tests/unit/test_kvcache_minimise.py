@@ -541,3 +541,27 @@ class TestTidied:
         large = program_of(A, block_size=64, block_count=64, width=64)
 
         assert cost_of(large) < cost_of(small)
+
+
+def test_a_hang_is_cut_where_it_hung_and_is_one_however_long_it_was_waited_for() -> None:
+    """What comes after was never run; smaller programs hang for other times, and are the same."""
+    seconds = iter(range(1000))
+
+    def judge(program: Program) -> ProgramOutcome:
+        model = Model(program.shape, vocabulary=program.vocabulary)
+        for step, op in enumerate(program.ops):
+            if model.apply(op) and isinstance(op, Fork):
+                cause = ProgramCause(verdict=Verdict.CRASHES)
+                told = f"The cache hung for {next(seconds)} s."
+                return ProgramOutcome(
+                    verdict=Verdict.CRASHES, cause=cause, step=step, message=told, is_hung=True
+                )
+        return ProgramOutcome(verdict=Verdict.HOLDS)
+
+    program, outcome = found(judge)
+    assert outcome.step is not None
+    spent = minimise_program(judge, program, outcome, runs_max=0)
+    whole = minimise_program(judge, program, outcome)
+
+    assert spent.program.ops == program.ops[: outcome.step + 1]
+    assert [type(op) for op in whole.program.ops] == [Allocate, Fork]

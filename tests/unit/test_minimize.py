@@ -552,3 +552,24 @@ def test_whole_numbers_descend_to_the_smallest(fails: Callable[[int], bool], sma
 def test_mined_constants_are_tried() -> None:
     """A constant of the target's source, and its neighbours, are landmarks."""
     assert {776, 777, 778} <= set(landmarks_with((777,)))
+
+
+@pytest.mark.parametrize("starts", [1.0, 0.0])
+def test_values_that_differ_never_become_signs_of_zeros(starts: float) -> None:
+    """Smaller cases differ in the sign of zeros alone: taken where all that differed was a sign."""
+    case = next(
+        case for case in (_drawn(random.Random(seed), ROWS) for seed in range(99))
+        if case.dims["H"] > 3
+    )  # fmt: skip
+
+    def judge(candidate: Case) -> Outcome:
+        found = outcome_of(candidate)
+        error = starts if candidate.dims == case.dims else 0.0
+        mismatches = tuple(attrs.evolve(item, max_abs_error=error) for item in found.mismatches)
+        return attrs.evolve(found, mismatches=mismatches)
+
+    found = minimise(
+        case, judge(case), judge=judge, signature=ROWS, legal=lambda item: illegal(ROWS, item)
+    )
+
+    assert (found.case.dims["H"] < case.dims["H"]) == (starts == 0)

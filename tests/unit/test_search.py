@@ -1,5 +1,6 @@
 """Searches over fake judges: several causes, nondeterminism, crashes, minima and rejections."""
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -334,6 +335,22 @@ def test_lacking_evidence_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     assert 120 < len(judge.asked) < 300
     assert report.verdict is Verdict.VACUOUS
     assert "Too few powered examples" in report.message
+
+
+def test_what_lacks_evidence_takes_turns() -> None:
+    """Late in a search every class that lacks evidence gets its share, the rarest one too."""
+
+    def holds_without_power(_: Case, names: frozenset[str]) -> Outcome | None:
+        classes: dict[str, ClassEvidence] = dict.fromkeys(names, "unpowered")
+        return Outcome(verdict=Verdict.HOLDS, classes=classes, launches=2)
+
+    _, judge = searched(holds_without_power, max_examples=240)
+    drawn = [classes_in(case) for case, _ in judge.asked[:240]]
+    early, late = (Counter(name for names in half for name in names)
+                   for half in (drawn[:120], drawn[120:]))  # fmt: skip
+    rarest = min(early, key=lambda name: early[name])
+
+    assert late[rarest] > 1.3 * early[rarest]
 
 
 def test_time_that_is_over_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:

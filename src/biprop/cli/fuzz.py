@@ -16,7 +16,7 @@ import attrs
 import click
 
 from biprop.case import Dtype
-from biprop.cli.options import Direction, Seconds, Side, parse_device, parse_dtype
+from biprop.cli.options import Direction, Seconds, Side, names_in, parse_device, parse_dtype
 from biprop.cli.session import kernel_reference
 from biprop.errors import UsageError
 from biprop.operators import KernelReference
@@ -93,11 +93,10 @@ class FuzzRequest:
 )
 @click.option(
     "--operators",
-    default="",
     metavar="LIST",
     help="rms_norm,logp,paged: operators and caches.  [default: all registered]",
 )
-@click.option("--backends", default="", metavar="LIST", help="torch,triton.  [default: all]")
+@click.option("--backends", metavar="LIST", help="torch,triton.  [default: all]")
 @click.option(
     "--dtype",
     "dtypes",
@@ -175,8 +174,8 @@ class FuzzRequest:
 )
 def fuzz(  # noqa: PLR0917  # one parameter an option
     budget: str,
-    operators: str,
-    backends: str,
+    operators: str | None,
+    backends: str | None,
     dtypes: str,
     direction: str | None,
     targets: tuple[str, ...],
@@ -211,9 +210,9 @@ def fuzz(  # noqa: PLR0917  # one parameter an option
     entries, references = _targets(targets, signature=signature, dims=dims)
     request = FuzzRequest(
         budget=parse_budget(budget),
-        operators=_names("--operators", operators),
-        backends=_names("--backends", backends),
-        dtypes=tuple(dict.fromkeys(parse_dtype(name) for name in _names("--dtype", dtypes))),
+        operators=names_in("--operators", operators),
+        backends=names_in("--backends", backends),
+        dtypes=tuple(dict.fromkeys(parse_dtype(name) for name in names_in("--dtype", dtypes))),
         directions=Direction(direction or Direction.BOTH.value).parts,
         target_directions=Direction(direction or Direction.FORWARD.value).parts,
         entries=entries,
@@ -292,23 +291,6 @@ def _targets(
         for text in others
     )
     return entries, references
-
-
-def _names(option: str, text: str) -> tuple[str, ...]:
-    """Return the names of a list; none for an empty text.
-
-    Raises:
-        UsageError: One is empty or given twice.
-    """
-    if not text.strip():
-        return ()
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if not name:
-            raise UsageError(f"{option} {text!r} names nothing between two commas: take one out.")
-        if names.count(name) > 1:
-            raise UsageError(f"{option} names {name} twice: name it once.")
-    return names
 
 
 def _given() -> dict[str, str]:

@@ -7,7 +7,6 @@ Options are read here; cells are searched by `biprop.suite`, and told by `biprop
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Literal
 
 import click
 
-from biprop.cli.options import Direction, parse_device, parse_dtype, store_option
-from biprop.cli.output import emit
+from biprop.cli.options import Direction, names_in, parse_device, parse_dtype, store_option
+from biprop.cli.output import check_report_path, emit, write_report
 from biprop.cli.progress import matrix_progress
 from biprop.cli.session import open_home
 from biprop.contract import load_contract
@@ -138,12 +137,12 @@ def matrix(  # noqa: PLR0917  # one parameter an option
     Without a GPU, Triton kernels run in Triton's interpreter, which certifies no GPU.
     """
     parsed_device = parse_device(device)
-    wanted = _names("--operators", operators), _names("--backends", backends)
-    read = tuple(dict.fromkeys(parse_dtype(name) for name in _names("--dtype", dtypes)))
+    wanted = names_in("--operators", operators), names_in("--backends", backends)
+    read = tuple(dict.fromkeys(parse_dtype(name) for name in names_in("--dtype", dtypes)))
     contract = load_contract(contract_path)
     home = open_home(store)
     if report_path is not None:
-        _check_writable(report_path)
+        check_report_path(report_path)
     # A second folder of that name would appear where the command was run from.
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(home.folder))
     # The suite imports torch and Hypothesis: a refused option does not wait for them.
@@ -169,27 +168,8 @@ def matrix(  # noqa: PLR0917  # one parameter an option
         )
     emit(render_suite(report, by_path=store is not None))
     if report_path is not None:
-        _write(report_path, json.dumps(report_to_data(report), indent=2) + "\n")
+        write_report(report_path, json.dumps(report_to_data(report), indent=2) + "\n")
     return report.exit_code
-
-
-def _names(option: str, text: str | None) -> tuple[str, ...]:
-    """Return the names of a list; none where the option was left out.
-
-    Raises:
-        UsageError: There is none in it, or one is empty or given twice.
-    """
-    if text is None:
-        return ()
-    if not text.strip():
-        raise UsageError(f"{option} {text!r} names nothing: name one or more, or leave it out.")
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if not name:
-            raise UsageError(f"{option} {text!r} names nothing between two commas: take one out.")
-        if names.count(name) > 1:
-            raise UsageError(f"{option} names {name} twice: name it once.")
-    return names
 
 
 @contextmanager
@@ -202,32 +182,3 @@ def _option_names() -> Iterator[None]:
         if name in _OPTIONS:
             raise UsageError(f"{_OPTIONS[name]} {rest}") from error
         raise
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a report that cannot be written, before minutes are spent on it.
-
-    Raises:
-        UsageError: The sentence says why.
-    """
-    try:
-        if path.exists():
-            with path.open("a"):
-                pass
-        else:
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    reason = error.strerror or error
-    return UsageError(f"--report-json {str(path)!r} cannot be written: {reason}; give another.")

@@ -25,6 +25,7 @@ __all__ = [
     "check_backend",
     "execution_options",
     "json_option",
+    "names_in",
     "parse_classes",
     "parse_device",
     "parse_dtype",
@@ -220,4 +221,23 @@ def parse_classes(text: str) -> tuple[str, ...]:
             )
         if names.count(name) > 1:
             raise UsageError(f"--transforms names {name} twice: name it once.")
+    return names
+
+
+def names_in(option: str, text: str | None) -> tuple[str, ...]:
+    """Return the names of a list; none where the option was left out.
+
+    Raises:
+        UsageError: There is none in it, or one is empty or given twice.
+    """
+    if text is None:
+        return ()
+    if not text.strip():
+        raise UsageError(f"{option} {text!r} names nothing: name one or more, or leave it out.")
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not name:
+            raise UsageError(f"{option} {text!r} names nothing between two commas: take one out.")
+        if names.count(name) > 1:
+            raise UsageError(f"{option} names {name} twice: name it once.")
     return names

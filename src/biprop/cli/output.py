@@ -5,10 +5,12 @@ What the texts say is the part of `biprop.reports`.
 
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 from biprop.errors import UsageError
 
-__all__ = ["complain", "emit"]
+__all__ = ["check_report_path", "complain", "emit", "write_report"]
 
 
 def emit(text: str) -> None:
@@ -33,3 +35,37 @@ def complain(sentence: str) -> None:
     """Write one line to standard error, without the control codes of a text that it quotes."""
     shown = "".join(character if character.isprintable() else " " for character in sentence)
     sys.stderr.write(f"biprop: {' '.join(shown.split())}\n")
+
+
+def check_report_path(path: Path) -> None:
+    """Refuse a report that cannot be written, before minutes are spent on it.
+
+    Raises:
+        UsageError: The sentence says why.
+    """
+    try:
+        if path.exists():
+            with path.open("a"):
+                pass
+        else:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_report(path: Path, text: str) -> None:
+    """Write the report that --report-json asks for.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    reason = error.strerror or error
+    return UsageError(f"--report-json {str(path)!r} cannot be written: {reason}; give another.")

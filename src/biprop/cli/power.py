@@ -6,7 +6,6 @@ Options are read here; trials are made by `biprop.power`, and told by `biprop.re
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -20,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from biprop.case import Dtype
-from biprop.cli.options import parse_device, parse_dtype
-from biprop.cli.output import emit
+from biprop.cli.options import names_in, parse_device, parse_dtype
+from biprop.cli.output import check_report_path, emit, write_report
 from biprop.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,9 +81,9 @@ _METHODS = "biprop, plain-data, fixed-sawtooth, fixed-normal, needle, one-of-man
     is_flag=True,
     help="Leave order-revealing data out of biprop's own cases: plain-data in the place of biprop.",
 )
-@click.option("--names", default="", metavar="LIST", help="Planted kernels.  [default: all]")
-@click.option("--kinds", default="", metavar="LIST", help="SHAPE,SPLIT.  [default: all]")
-@click.option("--dtype", "dtypes", default="", metavar="LIST", help="[default: as planted]")
+@click.option("--names", metavar="LIST", help="Planted kernels.  [default: all]")
+@click.option("--kinds", metavar="LIST", help="SHAPE,SPLIT.  [default: all]")
+@click.option("--dtype", "dtypes", metavar="LIST", help="[default: as planted]")
 @click.option(
     "--device",
     default="cpu",
@@ -116,9 +115,9 @@ def power(  # noqa: PLR0917  # one parameter an option
     seeds: int,
     methods: str,
     without_revealing: bool,
-    names: str,
-    kinds: str,
-    dtypes: str,
+    names: str | None,
+    kinds: str | None,
+    dtypes: str | None,
     device: str,
     workers: int | None,
     report_path: Path | None,
@@ -136,9 +135,9 @@ def power(  # noqa: PLR0917  # one parameter an option
         examples=examples,
         seeds=seeds,
         methods=_methods(methods, without_revealing=without_revealing),
-        names=_listed("--names", names),
-        kinds=_listed("--kinds", kinds),
-        dtypes=tuple(dict.fromkeys(parse_dtype(name) for name in _listed("--dtype", dtypes))),
+        names=names_in("--names", names),
+        kinds=names_in("--kinds", kinds),
+        dtypes=tuple(dict.fromkeys(parse_dtype(name) for name in names_in("--dtype", dtypes))),
         device=parse_device(device),
         workers=workers,
     )
@@ -149,13 +148,13 @@ def power(  # noqa: PLR0917  # one parameter an option
             "--resume is for biprop's own planted kernels: those of --targets may have changed."
         )
     if report_path is not None:
-        _check_writable(report_path)
+        check_report_path(report_path)
     earlier = _earlier(report_path) if resume and report_path is not None else None
     report = _run(request, earlier)
     if report_path is not None:
         from biprop.reports.power import report_text
 
-        _write(report_path, report_text(report))
+        write_report(report_path, report_text(report))
     emit(_rendered(report, is_live=sys.stdout.isatty()))
     return report.exit_code
 
@@ -222,9 +221,7 @@ def _methods(text: str, *, without_revealing: bool) -> "tuple[MethodName, ...]":
     """
     from biprop.reports.power import METHODS
 
-    names = METHODS if text.strip() == "all" else _listed("--methods", text)
-    if not names:
-        raise UsageError(f"--methods is empty: use {', '.join(METHODS)}, or all.")
+    names = METHODS if text.strip() == "all" else names_in("--methods", text)
     found: list[MethodName] = []
     for name in names:
         method = next((known for known in METHODS if known == name), None)
@@ -237,23 +234,6 @@ def _methods(text: str, *, without_revealing: bool) -> "tuple[MethodName, ...]":
     if without_revealing and "plain-data" not in found:
         raise UsageError("--without-revealing changes biprop's own method: name it in --methods.")
     return tuple(found)
-
-
-def _listed(option: str, text: str) -> tuple[str, ...]:
-    """Return the words of a list; none for an empty text.
-
-    Raises:
-        UsageError: One is empty or given twice.
-    """
-    if not text.strip():
-        return ()
-    words = tuple(word.strip() for word in text.split(","))
-    for word in words:
-        if not word:
-            raise UsageError(f"{option} {text!r} names nothing between two commas: take one out.")
-        if words.count(word) > 1:
-            raise UsageError(f"{option} names {word} twice: name it once.")
-    return words
 
 
 def _earlier(path: Path) -> "PowerReport | None":
@@ -329,32 +309,3 @@ def _progress(first: "MethodName", *, is_live: bool) -> "Iterator[Callable[[Powe
                 console.print(f"{event.done:>{width}}/{event.count}  {word:<12}{what}")
 
         yield tell
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a report that cannot be written, before minutes are spent on it.
-
-    Raises:
-        UsageError: The sentence says why.
-    """
-    try:
-        if path.exists():
-            with path.open("a"):
-                pass
-        else:
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    reason = error.strerror or error
-    return UsageError(f"--report-json {str(path)!r} cannot be written: {reason}; give another.")

@@ -142,8 +142,8 @@ class _Search:
             cut = attrs.evolve(self.program, ops=self.program.ops[: self.outcome.step + 1])
             if self.outcome.verdict is Verdict.CRASHES:
                 # Nothing after it was run, and judging it again may take a worker or a minute.
-                self.program = tidied(cut)
-                self._tried.add(program_digest(self.program))
+                self.program = cut
+                self._tried.add(program_digest(cut))
             self._takes(cut)
         self._takes(self.program)
         roomy = reshaped(self.program, block_count=2 * self.program.shape.block_count)

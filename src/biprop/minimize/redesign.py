@@ -5,7 +5,6 @@ is that of the exhaustive search (`biprop.minimize.designs`).
 """
 
 from collections.abc import Iterator
-from itertools import product
 
 import attrs
 
@@ -19,7 +18,6 @@ from biprop.transforms import SplitBatch
 __all__ = ["redesign"]
 
 _ONES = Recipe(kind="ones")
-_PAIR = 2
 
 
 def redesign(trial: Trial, *, constants: tuple[int, ...], runs_max: int) -> bool:
@@ -53,8 +51,7 @@ def _plain(case: Case) -> Case:
 
 
 def _smaller(case: Case, constants: tuple[int, ...]) -> Iterator[Case]:
-    """Yield structures with sizes a little lower, at constants of the target, or fewer tokens."""
-    yield from _lower(case)
+    """Yield structures with one size at a constant of the target, or with fewer tokens."""
     for name, size in case.dims.items():
         for smaller in (constant for constant in constants if constant < size):
             yield attrs.evolve(case, dims={**case.dims, name: smaller})
@@ -66,14 +63,3 @@ def _smaller(case: Case, constants: tuple[int, ...]) -> Iterator[Case]:
             if find(case, SplitBatch) is not None:
                 # A cut before the last token stays there, as in decode.
                 yield with_cuts_moved(moved, length - shorter)
-
-
-def _lower(case: Case) -> Iterator[Case]:
-    """Yield two sizes lowered together, by up to two each, where neither may be lowered alone."""
-    if len(case.dims) != _PAIR:
-        return
-    sizes = [
-        {name: size - less for (name, size), less in zip(case.dims.items(), steps, strict=True)}
-        for steps in product((2, 1), repeat=_PAIR)
-    ]
-    yield from (attrs.evolve(case, dims=dims) for dims in sizes if min(dims.values()) >= 1)
