@@ -17,7 +17,7 @@ from torch import Tensor
 
 from biprop.kernels.interpreting import block_width, interpreted, launch
 from biprop.kernels.narrowing import narrow
-from biprop.kernels.products import add_product
+from biprop.kernels.products import add_product, product
 from biprop.kernels.shards import PIECE_COUNT, pieces_of_rank
 
 __all__ = ["backward", "forward"]
@@ -247,7 +247,11 @@ def det_gemm_dweight_tile(
     dweight_output, dweight_input,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, R: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Add to one tile of dweight, R positions at a time, sequences in logical order."""
+    """Add to one tile of dweight, R positions at a time, sequences in logical order.
+
+    A block is summed by itself before it joins the sum: a product that starts from the sum adds its
+    terms one after the other, and equal ones in a long row are all rounded to the same side.
+    """
     output_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     input_K = tl.program_id(1).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     live_N = output_N < output_count
@@ -280,5 +284,8 @@ def det_gemm_dweight_tile(
             if WIDEN:
                 dy_NR = dy_NR.to(tl.float32)
                 x_RK = x_RK.to(tl.float32)
-            sum_NK = add_product(dy_NR, x_RK, sum_NK, WIDEN)
+            part_NK = product(dy_NR, x_RK, WIDEN)
+            # Triton makes one product of a product and a sum that it is added to, unless something
+            # lies between them.
+            sum_NK += tl.where(live_NK, part_NK, 0.0)
     tl.store(dweight_NK, sum_NK, mask=live_NK)

@@ -127,6 +127,19 @@ class TestMagnitudes:
 
         assert 0.2 < size < 3.5
 
+    def test_a_gradient_that_adds_up_equal_terms_has_unit_size(self) -> None:
+        """Over ones nothing cancels, whatever the weight is: it has no part in its own gradient."""
+        case = gemm_case(
+            judged="parameter_gradients",
+            sequences=tuple(LogicalSequence(id=index, length=200) for index in range(5)),
+            data={"x": Recipe(kind="ones"), "dy": Recipe(kind="ones")},
+        )
+        fitted = rescaled(GEMM.signature, case, backward_signature=GEMM.backward_signature)
+        prepared = prepare(GEMM, fitted, device="cpu")
+        largest = float(run_canonical(prepared).outputs["dweight"].abs().max())
+
+        assert 0.5 < largest < 2
+
     @pytest.mark.parametrize("judged", ["token_gradients", "parameter_gradients"])
     def test_gradients_have_about_unit_size(self, judged: str) -> None:
         """Upstream gradients are scaled by what theirs are sums over."""

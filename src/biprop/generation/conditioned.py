@@ -114,12 +114,14 @@ def _exponents(
         found[chosen[-1]] -= lost
         gained += lost
     even = all(recipes[name].kind == "ones" for name in tensors)
+    # What a parameter's gradient adds up over tokens, parameters have no part in.
+    even_tokens = all(recipes[name].kind == "ones" for name in tensors if name in data)
     for name, item in tensors.items():
         if name in forward:
             continue
         if case.judged == "parameter_gradients":
             tokens = sum(sequence.length for sequence in case.sequences)
-            found[name] -= _root(tokens, even=even)
+            found[name] -= _root(tokens, even=even_tokens)
         else:
             found[name] += gained - _root(_fanned(signature, item, case), even=even)
         if case.against is not None and not case.against.rtol:
