@@ -1,6 +1,7 @@
 """Run the parts of a lane on a device, and leave evidence: `ci/gpu` calls this.
 
-Options are read here; what the parts do stands in `cells`, `finding` and `timing`.
+Options are read here; what the parts do stands in `cells`, `finding`, `timing` and
+`campaigns`.
 """
 
 import sys
@@ -8,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+from ci.lanes.campaigns import parse_plans, run_campaigns
 from ci.lanes.cells import CellOptions, run_cells
 from ci.lanes.finding import run_findings
 from ci.lanes.known import KNOWN, Known
-from ci.lanes.records import PARTS, Evidence, EvidenceError, Part, Run
+from ci.lanes.records import PARTS, Evidence, Part
+from ci.lanes.runs import EvidenceError, Run
 from ci.lanes.timing import run_speeds, run_times
 from ci.lanes.where import ROOT, check_device, this_run
 
@@ -34,6 +37,7 @@ _OUT = Path(".hypothesis") / "evidence"
 @click.option("-n", "--workers", default="auto")
 @click.option("--cells", default="")
 @click.option("--findings", "names", default="")
+@click.option("--campaigns", default="")
 @click.option("--max-examples", type=click.IntRange(1), default=None)
 @click.option("--max-seconds", type=click.FloatRange(0.1), default=None)
 def gpu(
@@ -44,12 +48,13 @@ def gpu(
     workers: str,
     cells: str,
     names: str,
+    campaigns: str,
     max_examples: int | None,
     max_seconds: float | None,
 ) -> int:
     """Run parts, one after the other; `ci/gpu --help` describes them."""
     wanted = [_part(word) for word in parts]
-    known = _known(names)
+    known, plans = _known(names), parse_plans(campaigns)
     if workers != "auto" and not workers.isdigit():
         raise EvidenceError(f"--workers {workers!r} is no number: give one, or auto.")
     check_device(parse_device(device))
@@ -78,6 +83,7 @@ def gpu(
         "findings": findings,
         "times": lambda: run_times(run, folder / "times.json", device=device),
         "speeds": lambda: run_speeds(run, folder / "speeds.json", device=device),
+        "campaigns": lambda: run_campaigns(plans, run, folder / "campaigns.json", device=device),
     }
     lines = []
     for part in wanted:

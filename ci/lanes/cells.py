@@ -15,16 +15,13 @@ from typing import Literal
 
 import attrs
 from ci.lanes.records import (
-    FORMAT,
     CellsEvidence,
-    EvidenceError,
-    Run,
     TestCounts,
     read_evidence,
-    same_run,
     totals_of,
     write_evidence,
 )
+from ci.lanes.runs import FORMAT, EvidenceError, Run, same_run
 from ci.lanes.where import ROOT
 
 from biprop.registry import build_registry

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import attrs
 import click
+from ci.lanes.campaigns import campaigns_table
 from ci.lanes.known import KNOWN
 from ci.lanes.records import (
     PARTS,
+    CampaignsEvidence,
     CellResult,
     CellsEvidence,
     Evidence,
-    EvidenceError,
     FindingResult,
     FindingsEvidence,
     Part,
@@ -25,6 +26,7 @@ from ci.lanes.records import (
     TimesEvidence,
     read_evidence,
 )
+from ci.lanes.runs import EvidenceError
 from ci.lanes.timing import speeds_table, times_table
 from ci.lanes.where import ROOT
 
@@ -79,6 +81,7 @@ class Collected:
         findings: Of the part findings.
         times: Of the part times.
         speeds: Of the part speeds.
+        campaigns: Of the part campaigns.
         power: What `biprop power` wrote, on a CPU.
     """
 
@@ -87,6 +90,7 @@ class Collected:
     findings: FindingsEvidence | None = None
     times: TimesEvidence | None = None
     speeds: SpeedsEvidence | None = None
+    campaigns: CampaignsEvidence | None = None
     power: PowerReport | None = None
 
     @property
@@ -98,6 +102,7 @@ class Collected:
             "findings": self.findings,
             "times": self.times,
             "speeds": self.speeds,
+            "campaigns": self.campaigns,
         }
         return {part: evidence for part, evidence in found.items() if evidence is not None}
 
@@ -264,6 +269,15 @@ def _speeds(evidence: Collected) -> str:
     )
 
 
+def _campaigns(evidence: Collected) -> str:
+    """Return what campaigns over all cells took and showed."""
+    found = evidence.campaigns
+    if found is None:
+        return "No campaign on a GPU is recorded yet."
+    head, rows = campaigns_table(found)
+    return "\n".join([f"Measured on {_place(found)}:", "", *_table(head, rows)])
+
+
 def _caches(evidence: Collected) -> str:
     """Return each KV cache of either part: what was judged, and at which sizes of pages."""
     rows: list[tuple[str, ...]] = [
@@ -330,6 +344,7 @@ _SECTIONS: Mapping[str, Callable[[Collected], str]] = {
     "times": _times,
     "speeds": _speeds,
     "power": _power,
+    "campaigns": _campaigns,
 }
 
 

@@ -18,17 +18,14 @@ from typing import Any
 import attrs
 from ci.lanes.known import KNOWN, Expected, Known
 from ci.lanes.records import (
-    FORMAT,
     Cause,
-    EvidenceError,
     FindingResult,
     FindingsEvidence,
     ReplayResult,
-    Run,
     read_evidence,
-    same_run,
     write_evidence,
 )
+from ci.lanes.runs import FORMAT, EvidenceError, Run, same_run
 from ci.lanes.where import ROOT, without_folders
 
 from biprop.case import Json

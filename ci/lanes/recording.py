@@ -14,13 +14,13 @@ from ci.lanes.records import (
     CellResult,
     CellsEvidence,
     ClassResult,
-    EvidenceError,
     Power,
     TestCounts,
     read_evidence,
     totals_of,
     write_evidence,
 )
+from ci.lanes.runs import EvidenceError
 from ci.lanes.where import without_folders
 
 from biprop.fixtures.records import CONVERTER

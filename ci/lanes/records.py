@@ -1,131 +1,52 @@
 """Evidence: what a lane on a device showed, as one JSON file a part.
 
 Records, reading and writing only. What fills them: `recording` and `cells` (pr, nightly),
-`finding` (findings), `timing` (times, speeds). `figures` turns the committed ones into text.
+`finding` (findings), `timing` (times, speeds) and `campaigns`. `figures` turns the committed ones
+into text.
 """
 
 import json
-import re
 import tempfile
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 import attrs
 import cattrs
+from ci.lanes.runs import EvidenceError, Run, is_format
 
 from biprop.case import Json, canonical_json, reason_of, strict_converter
-from biprop.errors import BipropError
 
 __all__ = [
-    "FORMAT",
     "PARTS",
     "CacheResult",
+    "CampaignResult",
+    "CampaignsEvidence",
     "Cause",
     "CellResult",
     "CellsEvidence",
     "ClassResult",
-    "Device",
     "Evidence",
-    "EvidenceError",
     "FindingResult",
     "FindingsEvidence",
     "Part",
     "Power",
     "ReplayResult",
-    "Run",
     "SpeedCell",
     "SpeedsEvidence",
     "TestCounts",
     "TimedCell",
     "TimesEvidence",
     "Totals",
-    "Versions",
     "evidence_text",
     "read_evidence",
-    "same_run",
     "totals_of",
     "write_evidence",
 ]
 
-FORMAT = "biprop-evidence-1"
-Part = Literal["pr", "nightly", "findings", "times", "speeds"]
+Part = Literal["pr", "nightly", "findings", "times", "speeds", "campaigns"]
 PARTS: tuple[Part, ...] = get_args(Part)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _BYTES_MAX = 1 << 24
 Record = TypeVar("Record")
-
-
-class EvidenceError(BipropError, ValueError):
-    """A file that is no evidence, or evidence that cannot be used."""
-
-
-def _is_format(_: object, __: object, value: str) -> None:
-    if value != FORMAT:
-        raise EvidenceError(f"format={value!r} is unknown: this version reads {FORMAT}.")
-
-
-def _is_sha256(_: object, __: object, value: str) -> None:
-    if not _SHA256.fullmatch(value):
-        raise EvidenceError(f"source_sha256={value!r} is no SHA-256: write 64 hexadecimal digits.")
-
-
-@attrs.frozen(kw_only=True)
-class Device:
-    """The device of a run; of several alike, the first.
-
-    Attributes:
-        kind: `cuda` or `cpu`.
-        name: As its maker calls it.
-        capability: Of a GPU, e.g. `9.0`; empty for others.
-        driver: Version of its driver; empty where it cannot be told.
-        count: How many were visible.
-    """
-
-    kind: Literal["cuda", "cpu"]
-    name: str
-    capability: str
-    driver: str
-    count: int
-
-
-@attrs.frozen(kw_only=True)
-class Versions:
-    """Versions of what ran; empty where something is not installed."""
-
-    biprop: str
-    python: str
-    torch: str
-    cuda: str
-    triton: str
-    hypothesis: str
-    numpy: str
-
-
-@attrs.frozen(kw_only=True)
-class Run:
-    """What every part says of itself.
-
-    Attributes:
-        date: Of its last command, UTC.
-        certifies: Whether it ran on a GPU: a run elsewhere tries the plumbing, and certifies none.
-        source_sha256: Digest of the sources that ran (`biprop.provenance.source_sha256`).
-        device: Where.
-        versions: With what.
-        commands: In order, from the root of the repository.
-        seconds: Wall time of all of them.
-        is_complete: Whether everything of the part ran to its end.
-        is_met: Whether everything was as it should be.
-    """
-
-    date: str
-    certifies: bool
-    source_sha256: str = attrs.field(validator=_is_sha256)
-    device: Device
-    versions: Versions
-    commands: tuple[str, ...]
-    seconds: float
-    is_complete: bool
-    is_met: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -292,7 +213,7 @@ class CellsEvidence:
         caches: KV caches, sorted by id.
     """
 
-    format: str = attrs.field(validator=_is_format)
+    format: str = attrs.field(validator=is_format)
     part: Literal["pr", "nightly"]
     run: Run
     profile: Literal["pr", "nightly"]
@@ -382,7 +303,7 @@ class FindingsEvidence:
         findings: Sorted by name.
     """
 
-    format: str = attrs.field(validator=_is_format)
+    format: str = attrs.field(validator=is_format)
     part: Literal["findings"]
     run: Run
     findings: tuple[FindingResult, ...]
@@ -431,7 +352,7 @@ class TimesEvidence:
         times: One a target and dtype, in the order of the benchmark.
     """
 
-    format: str = attrs.field(validator=_is_format)
+    format: str = attrs.field(validator=is_format)
     part: Literal["times"]
     run: Run
     times: tuple[TimedCell, ...]
@@ -473,19 +394,81 @@ class SpeedsEvidence:
         speeds: One a target, dtype and direction, in the order of the benchmark.
     """
 
-    format: str = attrs.field(validator=_is_format)
+    format: str = attrs.field(validator=is_format)
     part: Literal["speeds"]
     run: Run
     speeds: tuple[SpeedCell, ...]
 
 
-Evidence = CellsEvidence | FindingsEvidence | TimesEvidence | SpeedsEvidence
+@attrs.frozen(kw_only=True)
+class CampaignResult:
+    """What a campaign said at its end.
+
+    Attributes:
+        command: As one would type it, but for its store.
+        workers: Processes.
+        devices: That they were spread over.
+        seconds: Since it began, the start of its processes included.
+        cells: How many there are.
+        cells_seen: How many had a turn.
+        cells_over: How many could not be searched any further.
+        epochs: That ended.
+        examples: Cases judged.
+        examples_a_second: Of all processes.
+        compared_a_second: Sequences, likewise.
+        share_in_kernels: Of the time of all processes, launching and comparing.
+        findings: Causes found that nobody knew of.
+        lost: Processes that were lost.
+        exit_code: Of the command.
+    """
+
+    command: str
+    workers: int
+    devices: int
+    seconds: float
+    cells: int
+    cells_seen: int
+    cells_over: int
+    epochs: int
+    examples: int
+    examples_a_second: float
+    compared_a_second: float
+    share_in_kernels: float
+    findings: int
+    lost: int
+    exit_code: int
+
+    @property
+    def is_met(self) -> bool:
+        """Whether nothing was found and no process was lost."""
+        return not (self.exit_code or self.findings or self.lost)
+
+
+@attrs.frozen(kw_only=True)
+class CampaignsEvidence:
+    """Evidence of the part campaigns.
+
+    Attributes:
+        format: `biprop-evidence-1`.
+        part: `campaigns`.
+        run: What ran.
+        campaigns: In the order of the runs.
+    """
+
+    format: str = attrs.field(validator=is_format)
+    part: Literal["campaigns"]
+    run: Run
+    campaigns: tuple[CampaignResult, ...]
+
+
+Evidence = CellsEvidence | FindingsEvidence | TimesEvidence | SpeedsEvidence | CampaignsEvidence
 _RECORDS: dict[Part, type[Evidence]] = {
     "pr": CellsEvidence,
     "nightly": CellsEvidence,
     "findings": FindingsEvidence,
     "times": TimesEvidence,
     "speeds": SpeedsEvidence,
+    "campaigns": CampaignsEvidence,
 }
 
 
@@ -500,12 +483,6 @@ def totals_of(cells: tuple[CellResult, ...], *, registered: int, seconds: float)
         launches=sum(cell.launches for cell in cells),
         examples_per_second=round(examples / seconds, 1) if seconds else 0.0,
     )
-
-
-def same_run(one: Run, other: Run) -> bool:
-    """Return whether two runs may stand in one file: the same sources, device and versions."""
-    names = ("certifies", "source_sha256", "device", "versions")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def evidence_text(evidence: Evidence) -> str:

@@ -16,15 +16,13 @@ from typing import Any, TypeVar
 
 import attrs
 from ci.lanes.records import (
-    FORMAT,
-    EvidenceError,
-    Run,
     SpeedCell,
     SpeedsEvidence,
     TimedCell,
     TimesEvidence,
     write_evidence,
 )
+from ci.lanes.runs import FORMAT, EvidenceError, Run
 from ci.lanes.where import ROOT
 
 __all__ = ["run_speeds", "run_times", "speeds_table", "times_table"]

@@ -9,7 +9,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from ci.lanes.records import Device, EvidenceError, Run, Versions
+from ci.lanes.runs import Device, EvidenceError, Run, Versions
 
 from biprop.provenance import device_name, source_sha256, version_of
 

@@ -2,31 +2,30 @@
 
 import attrs
 from ci.lanes.records import (
-    FORMAT,
     CacheResult,
+    CampaignResult,
+    CampaignsEvidence,
     Cause,
     CellResult,
     CellsEvidence,
     ClassResult,
-    Device,
     FindingResult,
     FindingsEvidence,
     Power,
     ReplayResult,
-    Run,
     SpeedCell,
     SpeedsEvidence,
     TestCounts,
     TimedCell,
     TimesEvidence,
-    Versions,
     totals_of,
 )
+from ci.lanes.runs import FORMAT, Device, Run, Versions
 from tests.unit.sample_fixtures import sample
 
 from biprop.fixtures.records import fixture_to_data
 
-__all__ = ["CELLS", "FINDINGS", "RUN", "SPEEDS", "TIMES"]
+__all__ = ["CAMPAIGNS", "CELLS", "FINDINGS", "RUN", "SPEEDS", "TIMES"]
 
 RUN = Run(
     date="2026-11-29",
@@ -173,6 +172,30 @@ SPEEDS = SpeedsEvidence(
             native="functional.rms_norm",
             seconds=0.0003,
             native_seconds=0.0002,
+        ),
+    ),
+)
+CAMPAIGNS = CampaignsEvidence(
+    format=FORMAT,
+    part="campaigns",
+    run=RUN,
+    campaigns=(
+        CampaignResult(
+            command="biprop fuzz --budget 120s --workers 2 --device cuda",
+            workers=2,
+            devices=1,
+            seconds=121.5,
+            cells=168,
+            cells_seen=168,
+            cells_over=0,
+            epochs=190,
+            examples=9_000,
+            examples_a_second=74.07,
+            compared_a_second=512.3,
+            share_in_kernels=0.412,
+            findings=0,
+            lost=0,
+            exit_code=0,
         ),
     ),
 )

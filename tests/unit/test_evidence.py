@@ -4,9 +4,11 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
+from ci.lanes.campaigns import PLANS, parse_plans, result_of
 from ci.lanes.figures import EVIDENCE, POWER, TEXTS, collected, differing, notes, with_figures
 from ci.lanes.known import KNOWN, Known
 from ci.lanes.recording import Recorder
@@ -14,16 +16,15 @@ from ci.lanes.records import (
     PARTS,
     CellsEvidence,
     Evidence,
-    EvidenceError,
     evidence_text,
     read_evidence,
-    same_run,
     totals_of,
     write_evidence,
 )
+from ci.lanes.runs import EvidenceError, same_run
 from ci.lanes.where import ROOT, this_run, without_folders
 from tests.unit.cache_samples import sample_program, violated
-from tests.unit.evidence_samples import CELLS, FINDINGS, RUN, SPEEDS, TIMES
+from tests.unit.evidence_samples import CAMPAIGNS, CELLS, FINDINGS, RUN, SPEEDS, TIMES
 
 from biprop.cli.check import check
 from biprop.judgment import Verdict
@@ -50,7 +51,7 @@ def stored(evidence: Evidence, folder: Path) -> Path:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Make a repository of the texts, with evidence, and write its figures."""
-    for evidence in (CELLS, FINDINGS, TIMES, SPEEDS):
+    for evidence in (CELLS, FINDINGS, TIMES, SPEEDS, CAMPAIGNS):
         stored(evidence, tmp_path / EVIDENCE)
     for path in TEXTS:
         (tmp_path / path).parent.mkdir(exist_ok=True)
@@ -97,7 +98,7 @@ class TestCommitted:
 class TestRecords:
     """Writing and reading."""
 
-    @pytest.mark.parametrize("evidence", [CELLS, FINDINGS, TIMES, SPEEDS])
+    @pytest.mark.parametrize("evidence", [CELLS, FINDINGS, TIMES, SPEEDS, CAMPAIGNS])
     def test_evidence_survives_its_file(self, evidence: Evidence, tmp_path: Path) -> None:
         """What is read is what was written, with the format first."""
         path = stored(evidence, tmp_path)
@@ -181,6 +182,10 @@ class TestFigures:
             "| nightly | paged HND triton | bfloat16 | HOLDS | 1,000 | 35,123 | 80,456 | "
             "short, real-256 |" in text
         )
+        assert (
+            "| `biprop fuzz --budget 120s --workers 2 --device cuda` | 2 | 1 | 122 s | "
+            "168 of 168 | 9,000 | 74.1 | 512 | 0.41 | 0 | 0 |" in text
+        )
         times = (root / "kernels" / "README.md").read_text()
         assert (
             "| logp/packed triton | bfloat16 | V=151,936 | 256 | 0.50 | 1.00 | 4.20 | 0.50 | 0.50 |"
@@ -229,8 +234,14 @@ class TestFigures:
             "findings",
             "times",
             "speeds",
+            "campaigns",
         ]
-        assert [sentence.split()[0] for sentence in notes(root)] == ["nightly", "times", "speeds"]
+        assert [sentence.split()[0] for sentence in notes(root)] == [
+            "nightly",
+            "times",
+            "speeds",
+            "campaigns",
+        ]
 
     @pytest.mark.parametrize(
         ("text", "sentence"),
@@ -323,6 +334,38 @@ def read(path: Path) -> CellsEvidence:
     evidence = read_evidence(path)
     assert isinstance(evidence, CellsEvidence)
     return evidence
+
+
+class TestCampaigns:
+    """The part campaigns."""
+
+    def test_plans_are_read(self) -> None:
+        """Processes and seconds of each; what is no plan is named."""
+        few, all_of_them = parse_plans("4:120, all:9")
+
+        assert few.words == ["fuzz", "--budget", "120s", "--workers", "4"]
+        assert all_of_them.words == ["fuzz", "--budget", "9s"]
+        assert parse_plans("") == PLANS
+        with pytest.raises(EvidenceError, match="'0:9'"):
+            parse_plans("1:9,0:9")
+
+    def test_what_is_kept_is_what_the_last_event_says(self) -> None:
+        """One that did not end gives nothing, one that lost a process is not as it should be."""
+        sample = CAMPAIGNS.campaigns[0]
+        names = ("seconds", "cells", "cells_seen", "cells_over", "epochs", "examples", "findings")
+        status = {
+            **{name: getattr(sample, name) for name in (*names, "examples_a_second", "lost")},
+            "compared_a_second": 512.34,
+            "share_in_kernels": 0.41219,
+            "workers": [{"worker": 0}, {"worker": 1}],
+        }
+        words = sample.command.split()[1:]
+        events: list[dict[str, Any]] = [{"event": "begun"}, {"event": "ended", "status": status}]
+
+        assert result_of(words, events, devices=1, exit_code=0) == sample
+        assert result_of(words, events[:1], devices=1, exit_code=0) is None
+        assert sample.is_met
+        assert not attrs.evolve(sample, lost=1).is_met
 
 
 class TestKnown:

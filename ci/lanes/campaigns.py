@@ -1,0 +1,206 @@
+"""The part campaigns: `biprop fuzz` over all cells with several numbers of processes.
+
+Each has a store of its own, so that none goes on where another ended, and is kept as it ends. What
+a campaign says at its end is written down; nothing is measured here.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from ci.lanes.records import (
+    CampaignResult,
+    CampaignsEvidence,
+    read_evidence,
+    write_evidence,
+)
+from ci.lanes.runs import FORMAT, EvidenceError, Run, same_run
+from ci.lanes.where import ROOT
+
+__all__ = ["PLANS", "Plan", "campaigns_table", "parse_plans", "result_of", "run_campaigns"]
+
+_PLAN = re.compile(r"(?P<workers>all|[1-9]\d{0,3}):(?P<seconds>[1-9]\d{0,4})", re.ASCII)
+# A campaign ends within ten seconds of its budget; what is left has come to nothing.
+_GRACE = 60.0
+_PROGRAM = ("-m", "biprop")
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """One campaign.
+
+    Attributes:
+        workers: Processes; None: as many as `biprop fuzz` takes by itself.
+        seconds: Its budget.
+    """
+
+    workers: int | None
+    seconds: int
+
+    @property
+    def words(self) -> list[str]:
+        """What is typed after `biprop`, but for the store."""
+        count = [] if self.workers is None else ["--workers", str(self.workers)]
+        return ["fuzz", "--budget", f"{self.seconds}s", *count]
+
+
+PLANS = (
+    Plan(workers=None, seconds=540),
+    *(Plan(workers=count, seconds=120) for count in (1, 2, 4)),
+)
+
+
+def parse_plans(text: str) -> tuple[Plan, ...]:
+    """Return the plans of `all:540,1:120`: processes and seconds of each; of an empty text, all.
+
+    Raises:
+        EvidenceError: A word is none.
+    """
+    found = []
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        match = _PLAN.fullmatch(word)
+        if match is None:
+            raise EvidenceError(f"--campaigns has {word!r}: write all:540 or 4:120, with commas.")
+        workers = None if match["workers"] == "all" else int(match["workers"])
+        found.append(Plan(workers=workers, seconds=int(match["seconds"])))
+    return tuple(found) or PLANS
+
+
+def run_campaigns(
+    plans: Sequence[Plan], run: Run, path: Path, *, device: str, more: Sequence[str] = ()
+) -> CampaignsEvidence:
+    """Run campaigns one after the other, and return their evidence, which is in `path` too.
+
+    Those that the file holds of the same sources, device and versions stay.
+
+    Args:
+        plans: What is run.
+        run: What is known of the run beforehand.
+        path: Of the file.
+        device: Where.
+        more: Further words for `biprop fuzz`.
+
+    Raises:
+        EvidenceError: `path` cannot be written.
+    """
+    evidence = _begun(run, path)
+    before, start, failed = evidence.run.seconds, time.monotonic(), 0
+    write_evidence(path, evidence)
+    for plan in plans:
+        words = [*plan.words, *(() if device == "cpu" else ("--device", device)), *more]
+        result = _campaign(words, devices=run.device.count)
+        failed += result is None
+        if result is not None:
+            kept = tuple(item for item in evidence.campaigns if item.command != result.command)
+            evidence = attrs.evolve(evidence, campaigns=(*kept, result))
+            sys.stdout.write(f"{result.command}: {_words(result)}\n")
+            sys.stdout.flush()
+        ran = attrs.evolve(
+            evidence.run,
+            commands=(*evidence.run.commands, shlex.join(["biprop", *words])),
+            seconds=round(before + time.monotonic() - start, 1),
+            is_complete=not failed,
+            is_met=not failed and all(item.is_met for item in evidence.campaigns),
+        )
+        evidence = attrs.evolve(evidence, run=ran)
+        write_evidence(path, evidence)
+    return evidence
+
+
+def campaigns_table(evidence: CampaignsEvidence) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the head and the rows of the table of campaigns."""
+    head = (
+        *("command", "processes", "GPUs", "time", "cells", "examples", "examples a second"),
+        *("compared sequences a second", "in kernels and comparison", "findings", "lost"),
+    )
+    rows: list[tuple[str, ...]] = [
+        (
+            f"`{item.command}`",
+            f"{item.workers}",
+            f"{item.devices}",
+            f"{item.seconds:.0f} s",
+            f"{item.cells_seen} of {item.cells}",
+            f"{item.examples:,}",
+            f"{item.examples_a_second:.1f}",
+            f"{item.compared_a_second:,.0f}",
+            f"{item.share_in_kernels:.2f}",
+            *(f"{item.findings}", f"{item.lost}"),
+        )
+        for item in evidence.campaigns
+    ]
+    return head, rows
+
+
+def _begun(run: Run, path: Path) -> CampaignsEvidence:
+    """Return what the file holds of the same run; else nothing yet."""
+    if path.is_file():
+        found = read_evidence(path)
+        if isinstance(found, CampaignsEvidence) and same_run(found.run, run):
+            return attrs.evolve(found, run=attrs.evolve(found.run, date=run.date))
+    return CampaignsEvidence(format=FORMAT, part="campaigns", run=run, campaigns=())
+
+
+def _campaign(words: list[str], *, devices: int) -> CampaignResult | None:
+    """Run one campaign; None where it did not come to its end, and said why itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        events = Path(folder, "events.jsonl")
+        command = [sys.executable, *_PROGRAM, *words, "--store", str(Path(folder, "store"))]
+        budget = float(words[words.index("--budget") + 1].removesuffix("s"))
+        try:
+            done = subprocess.run(
+                [*command, "--events", str(events)],
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+                check=False,
+                timeout=budget + _GRACE,
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        if not events.is_file():
+            return None
+        lines = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
+    return result_of(words, lines, devices=devices, exit_code=done.returncode)
+
+
+def result_of(
+    words: list[str], events: list[dict[str, Any]], *, devices: int, exit_code: int
+) -> CampaignResult | None:
+    """Return what the last event says; None where a campaign did not end."""
+    ended = [event for event in events if event["event"] == "ended"]
+    if not ended:
+        return None
+    status = ended[-1]["status"]
+    workers = len(status["workers"])
+    return CampaignResult(
+        command=shlex.join(["biprop", *words]),
+        workers=workers,
+        devices=min(workers, devices),
+        seconds=round(status["seconds"], 1),
+        cells=status["cells"],
+        cells_seen=status["cells_seen"],
+        cells_over=status["cells_over"],
+        epochs=status["epochs"],
+        examples=status["examples"],
+        examples_a_second=round(status["examples_a_second"], 2),
+        compared_a_second=round(status["compared_a_second"], 1),
+        share_in_kernels=round(status["share_in_kernels"], 3),
+        findings=status["findings"],
+        lost=status["lost"],
+        exit_code=exit_code,
+    )
+
+
+def _words(result: CampaignResult) -> str:
+    return (
+        f"{result.examples} examples of {result.cells_seen} of {result.cells} cells, "
+        f"{result.examples_a_second:.1f} a second, {result.share_in_kernels:.2f} of the time in "
+        f"kernels and comparison, {result.findings} findings, {result.lost} lost"
+    )
