@@ -7,6 +7,7 @@ left out inherits from it; so every setting is written out here.
 from typing import Literal
 
 import attrs
+from attrs.validators import ge
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
@@ -36,6 +37,8 @@ class Profile:
         examples_against_interpreted: Likewise in the interpreter.
         powered_min: Powered examples of each class that HOLDS needs, on a device.
         powered_min_interpreted: Likewise in the interpreter.
+        layouts: Cases of relation I that differ in their layout alone and are judged together.
+        layouts_gpu: Likewise on a GPU, where making a case ready takes longer than its launches.
         derandomized: Whether every run draws the same cases.
         minimise_runs: Cases that minimising one finding may judge.
         minimise_seconds: Seconds that it may take.
@@ -48,6 +51,8 @@ class Profile:
     examples_against_interpreted: int = 2
     powered_min: int = 5
     powered_min_interpreted: int = 1
+    layouts: int = attrs.field(default=1, validator=ge(1))
+    layouts_gpu: int = attrs.field(default=1, validator=ge(1))
     derandomized: bool = False
     minimise_runs: int = 2000
     minimise_seconds: float = 60.0
@@ -65,6 +70,10 @@ class Profile:
     def powered_min_of(self, lane: Lane) -> int:
         """Return how many powered examples of a class HOLDS needs in a lane."""
         return self.powered_min_interpreted if lane == "interpreter" else self.powered_min
+
+    def layouts_of(self, lane: Lane) -> int:
+        """Return how many layouts a set of a lane has."""
+        return self.layouts_gpu if lane.startswith("gpu") else self.layouts
 
     def limits_of(self, lane: Lane) -> Limits:
         """Return how large the cases of a lane may be."""
@@ -89,6 +98,7 @@ PROFILES: dict[ProfileName, Profile] = {
         examples_against_interpreted=120,
         powered_min=50,
         powered_min_interpreted=50,
+        layouts_gpu=4,
         minimise_runs=10_000,
         minimise_seconds=600.0,
     ),

@@ -5,7 +5,8 @@ classes are taken out of what is drawn, and the next round goes on with the exam
 Kernels run behind a `Judge` (`biprop.supervision`); people are told by `biprop.reports`. A declared
 operator is run in the fixed configurations first (`biprop.strategies.fixed`). Where nothing drifts,
 the same is done for what a space holds canonical runs against: accuracy first, then parity with
-each other backend.
+each other backend. On a GPU an example is one of several layouts that are judged together, as the
+profile says: they differ in nothing else, and what they share is done once.
 """
 
 import math
@@ -22,14 +23,14 @@ from biprop.data.words import hash_words
 from biprop.errors import BackendError, BipropError, UnsupportedError
 from biprop.fixtures.records import Fixture
 from biprop.generation import Lane, Space, Sweep, held_at, real_sizes
-from biprop.judgment import Cause, Verdict
+from biprop.judgment import Cause, Outcome, Verdict
 from biprop.relations import JudgeOptions
 from biprop.reports.records import CellReport
 from biprop.strategies.findings import Failure, Findings
 from biprop.strategies.fixed import FixedTally
 from biprop.strategies.probing import PROBES, probe_cases
 from biprop.strategies.profiles import PROFILES, Profile, search_settings
-from biprop.strategies.seeded import case_of_seed, seeds
+from biprop.strategies.seeded import case_of_seed, layouts_of_seed, seeds
 from biprop.strategies.tally import Tally, classes_in
 from biprop.strategies.verdicts import ViolationError, raise_violation
 from biprop.strategies.yardsticks import fault_of_yardstick
@@ -96,6 +97,7 @@ def search(
     max_examples: int | None = None,
     seconds_max: float | None = None,
     seed: int = 0,
+    sweep: Sweep | None = None,
     has_fixed: bool = True,
     keep: Callable[[Fixture], str] | None = None,
     on_event: Callable[[Event], None] | None = None,
@@ -115,6 +117,7 @@ def search(
             is lacking, cases of what lacks it are drawn until ten times as long. The first example
             always is, and what was found is still minimised. None: no limit.
         seed: The same seed draws the same cases.
+        sweep: The turn that sizes are swept from; None: the first one of `seed`.
         has_fixed: Whether the fixed configurations are judged first.
         keep: Stores a fixture and returns its path; None: nothing is stored.
         on_event: Is told what happens.
@@ -137,6 +140,8 @@ def search(
         tally=Tally(space=space, powered_min=profile.powered_min_of(lane)),
         findings=Findings(judge=judge, space=space, profile=profile, keep=keep),
         fixed=FixedTally.of(space) if has_fixed else FixedTally(),
+        layouts=profile.layouts_of(lane),
+        sweep=sweep or Sweep(seed=seed, index=0),
         on_event=on_event,
     ).run()
 
@@ -156,7 +161,14 @@ class _Search:
     tally: Tally
     findings: Findings
     fixed: FixedTally
+    # Cases of a set, and the turn of the first set.
+    layouts: int
+    sweep: Sweep
     on_event: Callable[[Event], None] | None
+    # Sets of relation I that were judged.
+    sets: int = 0
+    # What failed in a set after its first failure.
+    later: list[tuple[Case, Outcome, Cause]] = attrs.field(factory=list)
     failure: Failure | None = None
     error: BipropError | None = None
     seen: dict[int, Failure | None] = attrs.field(factory=dict)
@@ -253,7 +265,7 @@ class _Search:
         """Draw until a case fails, or no example is left; minimise what failed."""
         before = self._judged()
         self.seen.clear()
-        count = self._example_count_max() - before
+        count = -(-self._left() // self._layouts())
         # Hypothesis always begins with 0, which must not be the same case in every round.
         phase = () if self.phase is None else (self.phase.name,)
         words = (
@@ -272,6 +284,7 @@ class _Search:
         except ViolationError:
             assert self.failure is not None
             self._minimise(self.failure)
+            self._take_later()
         except _EndError:
             assert self.error is not None
             raise self.error from None
@@ -300,41 +313,72 @@ class _Search:
             raise_violation(failure.cause, failure.cause.key)
 
     def _judge(self, number: int) -> Failure | None:
-        case = self._case(number)
-        if not case.transforms and case.against is None:
+        cases = self._cases(number)
+        if not cases[0].transforms and cases[0].against is None:
             # Every class that applies was found to fail, so there is nothing left to judge.
             return None
-        repeat = self.tally.wants_repeat(case)
-        outcome = self.judge.judge(case, JudgeOptions(repeat_canonical=repeat))
-        self.tally.add(case, outcome)
-        self._tell("example")
-        if not outcome.verdict.is_violation or outcome.cause is None:
-            return None
-        return self.findings.as_new(case, outcome, outcome.cause)
+        options = JudgeOptions(repeat_canonical=self.tally.wants_repeat_of(cases))
+        outcomes = (
+            (self.judge.judge(cases[0], options),)
+            if len(cases) == 1
+            else self.judge.judge_set(cases, [options] * len(cases))
+        )
+        self.sets += self.phase is None
+        failure = None
+        for case, outcome in zip(cases, outcomes, strict=True):
+            self.tally.add(case, outcome)
+            self._tell("example")
+            if not outcome.verdict.is_violation or outcome.cause is None:
+                continue
+            if failure is None:
+                failure = self.findings.as_new(case, outcome, outcome.cause)
+            else:
+                self.later.append((case, outcome, outcome.cause))
+        return failure
 
-    def _case(self, number: int) -> Case:
-        """Return the case of a seed; late in a search, one of a class with little evidence."""
+    def _take_later(self) -> None:
+        """Do with what else failed in a set as with its first failure, which is known by now."""
+        while self.later and not self.findings.is_full:
+            failure = self.findings.as_new(*self.later.pop(0))
+            if failure is not None:
+                self._minimise(failure)
+        self.later.clear()
+
+    def _left(self) -> int:
+        return self._example_count_max() - self._judged()
+
+    def _layouts(self) -> int:
+        """Return how many cases a set has: one where they have no layout."""
+        return self.layouts if self.phase is None else 1
+
+    def _cases(self, number: int) -> tuple[Case, ...]:
+        """Return the set of a seed; late in a search, of classes with little evidence."""
         space = self._space()
         number ^= self.salt
         if self.phase is not None:
-            return self._case_against(number, space, self.phase)
-        # Of the examples of a search, one after the other takes the boundary size whose turn it is.
-        space = attrs.evolve(space, sweep=Sweep(seed=self.seed, index=self._judged()))
+            return (self._case_against(number, space, self.phase),)
+        # Of the sets of a search, one after the other takes the boundary size whose turn it is.
+        turn = attrs.evolve(self.sweep, index=self.sweep.index + self.sets)
+        space = attrs.evolve(space, sweep=turn)
         if number % 4 == 1:
             # Classes found to fail hide what else fails with them, so some cases show them still.
             # One that crashes is not tried again: each costs a worker.
             space = attrs.evolve(space, excluded=self.findings.exclusions(crashes_only=True))
         case = case_of_seed(number, space)
-        lacking = self.tally.lacking()
-        if self.findings.items or not lacking or not self._is_half_over():
-            return case
+        lacking = sorted(self.tally.lacking())
+        if self.findings.items or not self._is_half_over():
+            lacking = []
         # In turns: one that hardly ever has power must not take the examples of the others.
-        wanted = sorted(lacking)[self._judged() % len(lacking)]
-        for step in range(1, _STEERED_DRAWS):
-            if any((case.judged, name) == wanted for name in classes_in(case)):
+        turns = self.sets % len(lacking) if lacking else 0
+        lacking = lacking[turns:] + lacking[:turns]
+        for step in range(1, _STEERED_DRAWS if lacking else 1):
+            if any((case.judged, name) == lacking[0] for name in classes_in(case)):
                 break
             case = case_of_seed(number ^ (step << 64), space)
-        return case
+        shown = classes_in(case)
+        wanted = [name for judged, name in lacking if judged == case.judged and name not in shown]
+        count = min(self.layouts, self._left())
+        return layouts_of_seed(number, space, case, count, wanted=wanted)
 
     def _case_against(self, number: int, space: Space, against: Against) -> Case:
         """Return a case of relation A or P, of what was judged least often."""
@@ -350,11 +394,11 @@ class _Search:
         """Return what the next case is drawn from: now and then, one of a real model's sizes."""
         every = self.space.limits.real_every
         real = real_sizes(self.space)
-        judged = self._judged()
-        if not real or judged % every:
+        turn = self.sets if self.phase is None else self._judged()
+        if not real or turn % every:
             return self.space
         # In turns, so that each of them is tried; the first example of all is one of them.
-        return held_at(self.space, real[judged // every % len(real)])
+        return held_at(self.space, real[turn // every % len(real)])
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.start
@@ -434,6 +478,7 @@ class _Search:
             largest=dict(tally.largest),
             judged=tally.judged_counts(),
             fixed=self.fixed.count(),
+            swept=self.sweep.index + self.sets,
         )
 
     def _verdict(self, unsupported: str) -> tuple[Verdict, str]:

@@ -5,15 +5,19 @@ engine's mutated copies of choices repeat the same structures. A seed cannot be 
 `biprop.minimize` shrinks the case.
 """
 
+from collections.abc import Iterable
+
 from hypothesis import strategies as st
 
 from biprop.case import Case
-from biprop.generation import RandomDraw, Space, draw_case, illegal_in
+from biprop.generation import RandomDraw, Space, draw_case, draw_layouts, illegal_in
 
-__all__ = ["case_of_seed", "seeded_cases", "seeds"]
+__all__ = ["case_of_seed", "layouts_of_seed", "seeded_cases", "seeds"]
 
 _SEED_BITS = 64
 _DRAWS_MAX = 16
+# Far from what other draws of a seed begin with.
+_LAYOUTS = 1 << 96
 
 
 def seeds() -> "st.SearchStrategy[int]":
@@ -37,6 +41,24 @@ def case_of_seed(seed: int, space: Space) -> Case:
             break
         case = draw_case(RandomDraw(seed ^ (step << _SEED_BITS)), space)
     return case
+
+
+def layouts_of_seed(
+    seed: int, space: Space, case: Case, count: int, *, wanted: Iterable[str] = ()
+) -> tuple[Case, ...]:
+    """Return the set of a seed: its case, and other layouts of it, `count` cases at most.
+
+    Args:
+        seed: Of the case, or any number.
+        space: What the case was drawn from.
+        case: The first layout, of relation I.
+        count: Layouts of the set, 1 or more.
+        wanted: Classes that the other layouts shall have rather than others.
+    """
+    if count == 1:
+        return (case,)
+    others = draw_layouts(RandomDraw(seed ^ _LAYOUTS), space, case, count - 1, wanted=wanted)
+    return (case, *others)
 
 
 def seeded_cases(space: Space) -> "st.SearchStrategy[Case]":

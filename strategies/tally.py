@@ -3,7 +3,8 @@
 Counting only; which cases are drawn and when a search ends says `biprop.strategies.search`.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -57,6 +58,8 @@ class Tally:
     _reasons: dict[Judged, dict[str, str]] = attrs.field(init=False)
     _counts: dict[tuple[Judged, str], ClassCount] = attrs.field(init=False, factory=dict)
     _drawn: dict[tuple[Judged, str], int] = attrs.field(init=False, factory=dict)
+    # Sets alone: from how many cases of a class on the next repeat is wanted.
+    _repeat_at: dict[tuple[Judged, str], int] = attrs.field(init=False, factory=dict)
     _judged: dict[Judged, int] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -85,6 +88,24 @@ class Tally:
             repeat = repeat or drawn % _REPEAT_EVERY == 0
             self._drawn[key] = drawn + 1
         return repeat
+
+    def wants_repeat_of(self, cases: Sequence[Case]) -> bool:
+        """Count a set about to be judged; say whether to run its canonical side twice.
+
+        One repeat serves all classes of a set, so that it is wanted where any of them has none, or
+        has had none for as many examples as of a case alone.
+        """
+        if len(cases) == 1:
+            return self.wants_repeat(cases[0])
+        judged = cases[0].judged
+        shown = Counter((judged, name) for case in cases for name in classes_in(case))
+        due = [key for key in shown if self._drawn.get(key, 0) >= self._repeat_at.get(key, 0)]
+        for key, count in shown.items():
+            drawn = self._drawn.get(key, 0)
+            self._drawn[key] = drawn + count
+            if due:
+                self._repeat_at[key] = drawn + _REPEAT_EVERY
+        return bool(due)
 
     def add(self, case: Case, outcome: Outcome) -> None:
         """Count a case that was judged."""

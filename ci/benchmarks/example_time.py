@@ -13,6 +13,10 @@ kernel itself), `around` (the rest of both runs: poison, checks, reading back), 
 `power`. Each is what a host waits for, from its first word to the last result: `launching` too
 holds the host's own time for every call, and a wait after it. How long a device computes in a stage
 stands under `device_work`.
+
+The same of a set: cases of the same sequences that differ in their layout and are judged together,
+as a search on a GPU does it. Its figures, under `set`, are those of one example: what is done once
+for all layouts counts for each of them as its share.
 """
 
 import argparse
@@ -36,19 +40,29 @@ from biprop.execution.arguments import Materialiser
 from biprop.execution.device import wait_for
 from biprop.execution.frame import Frame
 from biprop.execution.power import measure_power
+from biprop.execution.sets import prepare_set
 from biprop.generation.data_mixture import draw_data
 from biprop.generation.draw import RandomDraw
 from biprop.generation.generator import draw_case
+from biprop.generation.layouts import draw_layouts
 from biprop.generation.legal import legal_for
 from biprop.generation.real_sizes import held_at, real_sizes
 from biprop.generation.space import LIMITS, Space
 from biprop.layout import CANONICAL
 from biprop.operators import Kernel
 from biprop.registry import build_registry
+from biprop.relations import JudgeOptions
 from biprop.relations.comparison import compare_runs
 from biprop.relations.invariance import judge_invariance
+from biprop.relations.sets import all_equal, judge_set
 from biprop.sequence import LogicalSequence
-from biprop.transforms import AddNeighbours, transform_to_data
+from biprop.transforms import (
+    AddNeighbours,
+    PermuteRows,
+    PlaceWatched,
+    Transform,
+    transform_to_data,
+)
 
 __all__ = ["main"]
 
@@ -129,6 +143,44 @@ class Example:
         measure("comparing", partial(compare_runs, canonical, transformed))
         measure("power", partial(measure_power, prepared, canonical))
 
+    def through_set(self, measure: Measure, layouts: Sequence[Case]) -> None:
+        """Take every stage of a set through `measure`, as `through` does for one example."""
+        measure("drawing", partial(self._draw_set, len(layouts)))
+        prepared = partial(prepare_set, self.kernel, layouts, device=self.device)
+        members: tuple[Prepared, ...] = measure("values", prepared)
+        for number, member in enumerate(members):
+            frames: list[tuple[Frame, Materialiser]] = measure(
+                "maps", partial(_frames, member, with_canonical=not number)
+            )
+            for frame, materialiser in frames:
+                taken = partial(materialiser.arguments, self.kernel.signature, frame)
+                arguments = measure("arguments", taken)
+                measure("launching", partial(self.kernel.function, *arguments, **self.kernel.call))
+                del arguments
+        # Again from the start: what was made for a frame, or a layout, is kept with it.
+        fresh = prepare_set(self.kernel, layouts, device=self.device)
+        canonical: Run = measure("runs", partial(run_canonical, fresh[0]))
+        pairs = [(canonical, measure("runs", partial(run_transformed, member))) for member in fresh]
+        measure("comparing", partial(all_equal, pairs, [canonical]))
+        measure("power", partial(measure_power, members[0], canonical))
+
+    def layouts(self, count: int) -> tuple[Case, ...]:
+        """Return a set of the example: other places and orders of its rows."""
+        neighbours = AddNeighbours(**self.case.transforms[0].values)  # type: ignore[arg-type]  # its own fields
+        others: list[Transform] = [PlaceWatched(before=neighbours.count)]
+        others += [PermuteRows(seed=seed) for seed in range(1, count)]
+        composed: list[list[Transform]] = [[neighbours]]
+        composed += [[neighbours, other] for other in others]
+        return tuple(
+            attrs.evolve(self.case, transforms=tuple(map(transform_to_data, transforms)))
+            for transforms in composed[:count]
+        )
+
+    def _draw_set(self, count: int) -> None:
+        drawn = draw_case(RandomDraw(self.seed), self.space)
+        for case in (drawn, *draw_layouts(RandomDraw(self.seed), self.space, drawn, count - 1)):
+            legal_for(self.kernel)(case)
+
     def _draw(self) -> None:
         drawn = draw_case(RandomDraw(self.seed), self.space)
         legal_for(self.kernel)(drawn)
@@ -137,7 +189,7 @@ class Example:
         return prepare(self.kernel, self.case, device=self.device)
 
 
-def _frames(prepared: Prepared) -> list[tuple[Frame, Materialiser]]:
+def _frames(prepared: Prepared, *, with_canonical: bool = True) -> list[tuple[Frame, Materialiser]]:
     """Return the launches of both configurations, each with what makes its arguments."""
     canonical, transformed = (
         Materialiser(
@@ -150,7 +202,7 @@ def _frames(prepared: Prepared) -> list[tuple[Frame, Materialiser]]:
         for layout in (CANONICAL, prepared.layout)
     )
     return [
-        *((frame, canonical) for frame in prepared.canonical_frames()),
+        *((frame, canonical) for frame in prepared.canonical_frames() if with_canonical),
         *((frame, transformed) for frame in prepared.transformed_frames()),
     ]
 
@@ -172,7 +224,9 @@ def main(words: Sequence[str] | None = None) -> int:
                 _example(kernel, sizes[target], dtype, device, seed=seed)
                 for seed in range(options.examples)
             ]
-            cells.append(_cell(examples, sizes[target], repeats=options.repeats))
+            cells.append(
+                _cell(examples, sizes[target], repeats=options.repeats, layouts=options.layouts)
+            )
             sys.stdout.write(_line(cells[-1]))
             sys.stdout.flush()
     found = {
@@ -195,6 +249,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu (default, small sizes) or cuda")
     parser.add_argument("--out", type=Path, help="where the JSON goes; standard output by default")
     parser.add_argument("--examples", type=int, default=6, help="examples of each cell")
+    parser.add_argument("--layouts", type=int, default=4, help="layouts of a set; 1: no set")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each example")
     parser.add_argument("--backend", help="triton by default, on a CPU torch")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"], metavar="DTYPE")
@@ -202,7 +257,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _cell(examples: Sequence[Example], size: Size, *, repeats: int) -> dict[str, Any]:
+def _cell(examples: Sequence[Example], size: Size, *, repeats: int, layouts: int) -> dict[str, Any]:
     """Return the figures of one operator in one dtype."""
     first = examples[0]
     for example in examples:
@@ -231,8 +286,49 @@ def _cell(examples: Sequence[Example], size: Size, *, repeats: int) -> dict[str,
         },
         "kernel_calls": _calls(first),
         "device_work": _device_work(examples) if first.device.type == "cuda" else None,
+        "set": _set(examples, repeats=repeats, layouts=layouts) if layouts > 1 else None,
         "kinds": sorted({recipe.kind for item in examples for recipe in item.case.data.values()}),
     }
+
+
+def _set(examples: Sequence[Example], *, repeats: int, layouts: int) -> dict[str, Any]:
+    """Return the figures of one example of a set."""
+    stages, judged = [], []
+    for example in examples:
+        cases = example.layouts(layouts)
+        through = partial(example.through_set, layouts=cases)
+        through(lambda _stage, work: work())
+        stages.append(_split(example, repeats, through))
+        judged.append(_judged_set(example, cases, repeats))
+    seconds = {
+        stage: statistics.median(found[stage] for found in stages) / layouts for stage in STAGES
+    }
+    return {
+        "layouts": layouts,
+        "seconds": seconds,
+        "materialising_to_launching": (seconds["values"] + seconds["arguments"])
+        / seconds["launching"],
+        "judged_seconds": statistics.median(judged) / layouts,
+    }
+
+
+def _judged_set(example: Example, cases: Sequence[Case], repeats: int) -> float:
+    """Return the seconds of a whole set as it is judged."""
+    rounds = []
+    for _ in range(1 + repeats):
+        wait_for(example.device)
+        started = perf_counter()
+        outcomes = judge_set(
+            example.kernel,
+            cases,
+            device=str(example.device),
+            options=[JudgeOptions()] * len(cases),
+        )
+        wait_for(example.device)
+        rounds.append(perf_counter() - started)
+        assert outcomes is not None, "its layouts agree"
+    # The first one is for what is compiled or cached on the way.
+    return statistics.median(rounds[1:])
 
 
 def _example(
@@ -280,7 +376,9 @@ def _example(
     )
 
 
-def _split(example: Example, repeats: int) -> dict[str, float]:
+def _split(
+    example: Example, repeats: int, through: Callable[[Measure], None] | None = None
+) -> dict[str, float]:
     """Return seconds by stage, medians over repeats; `around` is what the runs take beside them."""
     rounds = []
     for _ in range(repeats):
@@ -294,7 +392,7 @@ def _split(example: Example, repeats: int) -> dict[str, float]:
             spent[stage] += perf_counter() - started
             return done
 
-        example.through(measure)
+        (through or example.through)(measure)
         inside = spent["maps"] + spent["arguments"] + spent["launching"]
         spent["around"] = max(0.0, spent["runs"] - inside)
         rounds.append(spent)
@@ -357,10 +455,17 @@ def _device_work(examples: Sequence[Example]) -> dict[str, dict[str, int]]:
 
 
 def _line(cell: dict[str, Any]) -> str:
-    parts = " ".join(f"{stage} {1e3 * cell['seconds'][stage]:.2f}" for stage in STAGES)
+    lines = f"{cell['target']} {cell['backend']} {cell['dtype']}, ms: {_parts(cell)}\n"
+    if cell["set"] is not None:
+        lines += f"  in a set of {cell['set']['layouts']}, ms: {_parts(cell['set'])}\n"
+    return lines
+
+
+def _parts(found: dict[str, Any]) -> str:
+    parts = " ".join(f"{stage} {1e3 * found['seconds'][stage]:.2f}" for stage in STAGES)
     return (
-        f"{cell['target']} {cell['backend']} {cell['dtype']}, ms: {parts}; "
-        f"judged {1e3 * cell['judged_seconds']:.2f}\n"
+        f"{parts}; judged {1e3 * found['judged_seconds']:.2f}; "
+        f"materialising / launching {found['materialising_to_launching']:.2f}"
     )
 
 

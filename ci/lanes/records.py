@@ -12,6 +12,7 @@ from typing import Literal, TypeVar, get_args
 
 import attrs
 import cattrs
+from cattrs.gen import make_dict_unstructure_fn, override
 from ci.lanes.runs import EvidenceError, Run, is_format
 
 from biprop.case import Json, canonical_json, reason_of, strict_converter
@@ -310,6 +311,23 @@ class FindingsEvidence:
 
 
 @attrs.frozen(kw_only=True)
+class TimedSet:
+    """The time of one example among several layouts that are judged together.
+
+    Attributes:
+        layouts: Of the set.
+        seconds: Median by stage, each waited for; what is done once for a set as one share of it.
+        materialising_to_launching: As of an example alone.
+        judged_seconds: Median of the whole set, where nothing waits, divided by its layouts.
+    """
+
+    layouts: int
+    seconds: dict[str, float]
+    materialising_to_launching: float
+    judged_seconds: float
+
+
+@attrs.frozen(kw_only=True)
 class TimedCell:
     """The time of an example of one operator, as `ci/benchmarks/example_time.py` found it.
 
@@ -326,6 +344,7 @@ class TimedCell:
             for values, arguments and launching; empty on a CPU.
         materialising_to_launching: Seconds of values and arguments over those of the kernel.
         judged_seconds: Median of the whole example, where nothing waits.
+        in_set: The same of an example in a set; None where that was not measured.
     """
 
     target: str
@@ -339,6 +358,7 @@ class TimedCell:
     device_microseconds: dict[str, int]
     materialising_to_launching: float
     judged_seconds: float
+    in_set: TimedSet | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -559,7 +579,13 @@ def _converter() -> cattrs.Converter:
     converter = strict_converter()
     converter.register_structure_hook_func(lambda kind: kind == Json, lambda value, _: value)
     # Every field is written: who reads a file must not know the defaults of a version.
-    return converter.copy(omit_if_default=False)
+    found = converter.copy(omit_if_default=False)
+    # But this one, which files have from some version on.
+    found.register_unstructure_hook(
+        TimedCell,
+        make_dict_unstructure_fn(TimedCell, found, in_set=override(omit_if_default=True)),
+    )
+    return found
 
 
 _CONVERTER = _converter()

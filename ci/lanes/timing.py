@@ -19,6 +19,7 @@ from ci.lanes.records import (
     SpeedCell,
     SpeedsEvidence,
     TimedCell,
+    TimedSet,
     TimesEvidence,
     write_evidence,
 )
@@ -31,6 +32,7 @@ _SCRIPT = "ci/benchmarks/example_time.py"
 _SPEED_SCRIPT = "ci/benchmarks/kernel_speed.py"
 _DTYPES = ("float32", "bfloat16")
 _DIGITS = 7
+_SET_HEAD = ("layouts of a set", "whole, in a set", "materialising / launching, in a set")
 _DEVICE_STAGES = ("values", "arguments", "launching")
 
 _Measuring = TypeVar("_Measuring", TimesEvidence, SpeedsEvidence)
@@ -81,6 +83,7 @@ def times_table(evidence: TimesEvidence) -> tuple[tuple[str, ...], list[tuple[st
         *("operator", "dtype", "sizes", "tokens", *stages, "whole"),
         *("materialising / launching", "on the device alone"),
     )
+    has_sets = any(cell.in_set is not None for cell in evidence.times)
     rows = [
         (
             f"{cell.target} {cell.backend}",
@@ -91,10 +94,11 @@ def times_table(evidence: TimesEvidence) -> tuple[tuple[str, ...], list[tuple[st
             _milliseconds(cell.judged_seconds),
             f"{cell.materialising_to_launching:.2f}",
             _device_ratio(cell),
+            *(_set_columns(cell.in_set) if has_sets else ()),
         )
         for cell in evidence.times
     ]
-    return head, rows
+    return (*head, *(_SET_HEAD if has_sets else ())), rows
 
 
 def speeds_table(evidence: SpeedsEvidence) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -189,11 +193,30 @@ def _timed(data: dict[str, Any]) -> TimedCell:
             },
             materialising_to_launching=round(data["materialising_to_launching"], 3),
             judged_seconds=round(data["judged_seconds"], _DIGITS),
+            in_set=_timed_set(data.get("set")),
         )
     except KeyError as error:
         raise EvidenceError(
             f"{_SCRIPT} says nothing of {error}: adapt ci/lanes/timing.py."
         ) from error
+
+
+def _set_columns(found: TimedSet | None) -> tuple[str, ...]:
+    if found is None:
+        return ("-",) * len(_SET_HEAD)
+    ratio = f"{found.materialising_to_launching:.2f}"
+    return (str(found.layouts), _milliseconds(found.judged_seconds), ratio)
+
+
+def _timed_set(data: dict[str, Any] | None) -> TimedSet | None:
+    if data is None:
+        return None
+    return TimedSet(
+        layouts=data["layouts"],
+        seconds={stage: round(found, _DIGITS) for stage, found in data["seconds"].items()},
+        materialising_to_launching=round(data["materialising_to_launching"], 3),
+        judged_seconds=round(data["judged_seconds"], _DIGITS),
+    )
 
 
 def _device_ratio(cell: TimedCell) -> str:

@@ -36,6 +36,10 @@ def test_figures_of_every_stage_are_written(script: ModuleType, tmp_path: Path) 
     # Two watched sequences alone, and both in one launch with their neighbours.
     assert cell["kernel_calls"] == 3
     assert cell["tokens"] == 2 * cell["watched_tokens"]
+    # Of one example in a set, which expands its values and its canonical side a quarter of a time.
+    assert cell["set"]["layouts"] == 4
+    assert set(cell["set"]["seconds"]) == set(script.STAGES)
+    assert cell["set"]["judged_seconds"] > 0
 
 
 def test_every_size_belongs_to_an_operator(script: ModuleType) -> None:

@@ -1,6 +1,6 @@
 """Replay: statuses, exit codes, what is compared, and claims judged again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import pytest
@@ -45,6 +45,12 @@ class FakeJudge:
         """Return what was asked for."""
         self.options.append(options)
         return self.judged(case)
+
+    def judge_set(
+        self, cases: Sequence[Case], options: Sequence[JudgeOptions]
+    ) -> tuple[Outcome, ...]:
+        """Judge one by one."""
+        return tuple(self.judge(*one) for one in zip(cases, options, strict=True))
 
     def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
         """List nothing."""

@@ -1,7 +1,7 @@
 """Searches over fake judges: several causes, nondeterminism, crashes, minima and rejections."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -91,6 +91,12 @@ class FakeJudge:
             classes=dict.fromkeys(names, "powered"),
             launches=2,
         )
+
+    def judge_set(
+        self, cases: Sequence[Case], options: Sequence[JudgeOptions]
+    ) -> tuple[Outcome, ...]:
+        """Judge one by one."""
+        return tuple(self.judge(*one) for one in zip(cases, options, strict=True))
 
     def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
         """List no value of any tensor."""

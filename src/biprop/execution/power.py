@@ -209,8 +209,8 @@ def _value_share(prepared: Prepared) -> float:
     fill = FILL_VALUES[prepared.layout.padding.fill]
     keys = torch.zeros(len(pool.token), dtype=torch.int64)
     is_fill = torch.ones(len(pool.token), dtype=torch.bool)
-    for name, values in tokens.items():
-        rows = _few_elements(values)
+    for name in tokens:
+        rows = prepared.values.sampled(name, _few_elements)
         keys = keys * 31 + _hashed(rows)
         filled = torch.full_like(rows, fill if name in floats or rows.is_floating_point() else 0)
         is_fill &= (bit_pattern(rows) == bit_pattern(filled)).all(dim=1)

@@ -35,6 +35,7 @@ from biprop.layout.pool import TokenPool, token_pool
 from biprop.operators import Kernel, Reducer
 from biprop.signature.forms import FormSignatures
 from biprop.transforms import apply_all, transforms_of
+from biprop.transforms.effect import KnownMaps, without_content
 
 __all__ = [
     "Prepared",
@@ -58,6 +59,7 @@ class Prepared:
         device: Where it runs.
         pool: Tokens of the case and of the layout's neighbours, watched ones first.
         values: Of those tokens, and of the parameters.
+        maps: Pools and launches that were made for the case; a set of cases shares them.
     """
 
     kernel: Kernel
@@ -66,6 +68,7 @@ class Prepared:
     device: torch.device
     pool: TokenPool
     values: Values
+    maps: KnownMaps = attrs.field(factory=KnownMaps)
     _canonical: list[Frame] = attrs.field(factory=list, init=False)
 
     @cached_property
@@ -97,14 +100,16 @@ class Prepared:
 
     def transformed_frames(self) -> list[Frame]:
         """Return the launches of `layout`."""
-        made = launches(
-            self.launched.signature,
-            self.pool,
-            self.case,
-            self.layout,
-            backward_signature=self.launched.backward_signature,
-        )
-        return [self._frame(launch) for launch in made]
+        where = without_content(self.layout)
+        if where not in self.maps.launches:
+            self.maps.launches[where] = launches(
+                self.launched.signature,
+                self.pool,
+                self.case,
+                self.layout,
+                backward_signature=self.launched.backward_signature,
+            )
+        return [self._frame(launch) for launch in self.maps.launches[where]]
 
     def joint_frames(self) -> list[Frame]:
         """Return the watched sequences in one canonical launch where legal, else each alone."""
@@ -149,6 +154,7 @@ def prepare(kernel: Kernel, case: Case, *, device: torch.device | str) -> Prepar
         device=place,
         pool=pool,
         values=values_of(kernel, case, pool, layout.neighbours, place),
+        maps=KnownMaps(pools={layout.neighbours: pool}),
     )
 
 

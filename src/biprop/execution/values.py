@@ -4,7 +4,7 @@ Launches only gather from these (`biprop.execution.arguments`); they never chang
 configurations take the same bits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import torch
@@ -15,6 +15,7 @@ from biprop.data.expand import Expansion, Tokens, expand_tokens, expansion_of
 from biprop.data.recipe import Recipe
 from biprop.data.transfer import moved_all
 from biprop.errors import CaseError
+from biprop.execution.weights import WEIGHTS, weight_digest
 from biprop.layout.pool import TokenPool
 from biprop.layout.records import Neighbours
 from biprop.operators import Kernel
@@ -54,10 +55,39 @@ class Values:
     tokens: dict[str, Tensor]
     parameters: dict[str, Tensor]
     position: Tensor
-    _largest: dict[str, int] = attrs.field(factory=dict, alias="largest")
+    _bounds: dict[str, int] = attrs.field(factory=dict, alias="largest")
+    _largest: dict[str, int] = attrs.field(factory=dict, init=False)
+    # Where these are the first tokens only: those of all tokens, with what is taken of them.
+    _whole: dict[str, Tensor] | None = attrs.field(default=None, alias="whole")
+    _samples: dict[str, Tensor] = attrs.field(factory=dict, alias="samples")
+
+    def first(self, count: int) -> "Values":
+        """Return the values of the first `count` tokens, in the same memory."""
+        if count == len(self.position):
+            return self
+        return attrs.evolve(
+            self,
+            tokens={name: values[:count] for name, values in self.tokens.items()},
+            position=self.position[:count],
+            whole=self._whole or self.tokens,
+            samples=self._samples,
+        )
+
+    def sampled(self, name: str, sample: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what `sample` takes of each token's values, asked once for all parts of a whole.
+
+        Args:
+            name: Of values by token.
+            sample: Takes `[n, *free]` and returns `[n, ...]`; the same one whenever it is asked.
+        """
+        if name not in self._samples:
+            self._samples[name] = sample((self._whole or self.tokens)[name])
+        return self._samples[name][: len(self.position)]
 
     def largest(self, name: str) -> int:
         """Return the largest value of an integer argument, which its dead slots may hold."""
+        if name in self._bounds:
+            return self._bounds[name]
         if name not in self._largest:
             # Only on demand: the host waits for the device.
             values = self.tokens[name]
@@ -82,11 +112,18 @@ def values_of(
     maker = _Maker(case=case, pool=pool, device=device, loudness=neighbours.loudness)
     with_ids = [argument for argument in signature.arguments if argument.kind == "token"]
     ids = {argument.name: maker.ids(argument) for argument in with_ids}
-    wanted = [
-        maker.wanted(argument.name, argument, _recipe_of(argument, case), ids, signature)
-        for argument in signature.arguments
-        if argument.kind in DTYPE_KINDS and not argument.is_supplied_output
-    ]
+    wanted, kept = [], {}
+    for argument in signature.arguments:
+        if argument.kind not in DTYPE_KINDS or argument.is_supplied_output:
+            continue
+        recipe = _recipe_of(argument, case)
+        digest = "" if argument.token_axis else maker.digest(argument, recipe)
+        values = WEIGHTS.find(digest) if digest else None
+        if values is None:
+            made = maker.wanted(argument.name, argument, recipe, ids, signature)
+            wanted.append(attrs.evolve(made, digest=digest))
+        else:
+            kept[argument.name] = values
     for output in upstream_outputs(kernel, case.judged):
         name = f"d{output.name}"
         if name not in case.data:
@@ -94,7 +131,7 @@ def values_of(
         upstream = maker.wanted(name, output, case.data[name], ids, signature)
         wanted.append(attrs.evolve(upstream, is_upstream=True))
     largest = {item.name: case.dims[item.parameter or ""] - 1 for item in with_ids}
-    return maker.made(wanted, ids, largest)
+    return maker.made(wanted, ids, largest, kept)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -107,6 +144,7 @@ class _Wanted:
         expansion: What it holds.
         target: Name of the ids over its last dimension; empty without.
         is_upstream: Whether it is an upstream gradient.
+        digest: Of a weight that is to be kept; empty for all others.
     """
 
     name: str
@@ -114,6 +152,7 @@ class _Wanted:
     expansion: Expansion
     target: str
     is_upstream: bool = False
+    digest: str = ""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -163,10 +202,26 @@ class _Maker:
         )
         return _Wanted(name=name, argument=argument, expansion=expansion, target=target)
 
+    def digest(self, argument: Argument, recipe: Recipe) -> str:
+        """Return what tells a weight from others."""
+        return weight_digest(
+            recipe,
+            seed=self.case.seed,
+            name=argument.name,
+            dims=[dim.text for dim in argument.free_dims],
+            sizes=self._sizes(argument),
+            dtype=dtype_of(argument, self.case),
+            device=self.device,
+        )
+
     def made(
-        self, wanted: Sequence[_Wanted], ids: Mapping[str, Tensor], largest: dict[str, int]
+        self,
+        wanted: Sequence[_Wanted],
+        ids: Mapping[str, Tensor],
+        largest: dict[str, int],
+        kept: Mapping[str, Tensor],
     ) -> Values:
-        """Expand all that is wanted."""
+        """Expand all that is wanted, beside weights that are there already."""
         pool, tokens = self.pool, self.pool.tokens
         plans = [item.expansion.plan for item in wanted]
         columns, position, *rest = moved_all(
@@ -188,7 +243,7 @@ class _Maker:
         tables = [None if plan is None else next(remaining) for plan in plans]
         loud = next(remaining) if self.loudness else None
         inactive = next(remaining, None)
-        made = Values(tokens=dict(there), parameters={}, position=position, largest=largest)
+        made = Values(tokens=dict(there), parameters=dict(kept), position=position, largest=largest)
         for item, table in zip(wanted, tables, strict=True):
             has_tokens = item.argument.token_axis is not None
             values = item.expansion.values(
@@ -199,6 +254,8 @@ class _Maker:
                 assert inactive is not None, "upstream gradients come last of all"
                 values.index_fill_(0, inactive, 0)
             (made.tokens if has_tokens else made.parameters)[item.name] = values
+            if item.digest:
+                WEIGHTS.keep(item.digest, values)
         return made
 
     def _finished(self, argument: Argument, values: Tensor, loud: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ from biprop.generation.classes import CLASSES, applicability, judged_kinds, want
 from biprop.generation.conditioned import rescaled
 from biprop.generation.draw import Draw, RandomDraw
 from biprop.generation.generator import draw_case, illegal_in, simplest_case
+from biprop.generation.layouts import draw_layouts
 from biprop.generation.legal import illegal, legal_for
 from biprop.generation.needs import recipes_needed
 from biprop.generation.real_sizes import RealSize, held_at, real_sizes
@@ -27,6 +28,7 @@ __all__ = [
     "Sweep",
     "applicability",
     "draw_case",
+    "draw_layouts",
     "held_at",
     "illegal",
     "illegal_in",

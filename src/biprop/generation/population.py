@@ -17,7 +17,14 @@ from biprop.generation.space import Space
 from biprop.sequence import LogicalSequence
 from biprop.signature.roles import has_contexts
 
-__all__ = ["Population", "draw_alone", "draw_population", "draw_sequences", "pairs_of"]
+__all__ = [
+    "Population",
+    "draw_alone",
+    "draw_neighbours",
+    "draw_population",
+    "draw_sequences",
+    "pairs_of",
+]
 
 # Sequences that are run one by one, where nothing is to be told of their company.
 _ALONE_COUNTS = (1, 1, 2, 3)
@@ -146,6 +153,35 @@ def draw_population(
     return _sequence_wise(draw, space, present, tokens_max)
 
 
+def draw_neighbours(
+    draw: Draw,
+    space: Space,
+    sequences: tuple[LogicalSequence, ...],
+    *,
+    judged: Judged,
+    present: frozenset[str],
+    tokens_max: int,
+) -> Population:
+    """Draw other company for sequences that are there already, as `draw_population` does.
+
+    Args:
+        draw: Source of choices.
+        space: What may be drawn.
+        sequences: Watched, in logical order.
+        judged: Gradients of parameters have no neighbours.
+        present: Classes of the composition.
+        tokens_max: Tokens that the dimensions leave room for.
+    """
+    population = Population(sequences=sequences)
+    if judged == "parameter_gradients" or "T1" not in present:
+        return population
+    if space.signature.token_wise:
+        rows = _rows(draw, space, min(space.limits.tokens_max, tokens_max))
+        return _beside_tokens(draw, population, present, rows)
+    rows = _rows(draw, space, min(space.limits.sequences_max, tokens_max))
+    return _beside_sequences(draw, space, population, present, tokens_max=tokens_max, rows=rows)
+
+
 def draw_alone(draw: Draw, space: Space, *, judged: Judged, tokens_max: int) -> Population:
     """Draw few watched sequences, without neighbours: each of them is run alone, and only so.
 
@@ -214,9 +250,16 @@ def _token_wise(draw: Draw, space: Space, present: frozenset[str], tokens_max: i
     # counted one by one in a sweep, so that there are exactly as many as it asks for.
     single = draw.choice((True, True, False)) or watched > 3 or space.is_swept
     sequences = draw_sequences(draw, space, tokens_max=rows, count=watched, single=single)
-    population = Population(sequences=sequences)
+    return _beside_tokens(draw, Population(sequences=sequences), present, rows)
+
+
+def _beside_tokens(
+    draw: Draw, population: Population, present: frozenset[str], rows: int
+) -> Population:
+    """Draw the neighbours of sequences whose tokens are independent, `rows` tokens in all."""
     if "T1" not in present:
         return population
+    watched = len(population.sequences)
     length, spread, loudness = 0, 0, 0
     if "T3" in present:
         loudness = draw.choice((0, 4, 10))
@@ -237,7 +280,6 @@ def _token_wise(draw: Draw, space: Space, present: frozenset[str], tokens_max: i
 def _sequence_wise(
     draw: Draw, space: Space, present: frozenset[str], tokens_max: int
 ) -> Population:
-    blind = is_blind(space.signature)
     rows = _rows(draw, space, min(space.limits.sequences_max, tokens_max))
     watched = _watched_count(draw, space, rows)
     least = 1
@@ -246,9 +288,24 @@ def _sequence_wise(
         watched = max(watched, 2 if "T6" in present else 1)
         least = 2 if "T5" in present else 1
     sequences = draw_sequences(draw, space, tokens_max=tokens_max, count=watched, least=least)
-    population = Population(sequences=sequences)
+    return _beside_sequences(
+        draw, space, Population(sequences=sequences), present, tokens_max=tokens_max, rows=rows
+    )
+
+
+def _beside_sequences(
+    draw: Draw,
+    space: Space,
+    population: Population,
+    present: frozenset[str],
+    *,
+    tokens_max: int,
+    rows: int,
+) -> Population:
+    """Draw the neighbours of sequences that stay whole, `rows` of them in all."""
     if "T1" not in present:
         return population
+    blind, watched = is_blind(space.signature), len(population.sequences)
     if has_contexts(space.signature):
         rows = min(rows, _rows_max(space, population, tokens_max))
     count = _at_least_one(max(0, rows - watched), population, present)

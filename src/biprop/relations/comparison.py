@@ -20,6 +20,7 @@ __all__ = [
     "difference_of",
     "differing_outputs",
     "element_count",
+    "paired",
     "recorded",
 ]
 
@@ -63,10 +64,7 @@ def compare_runs(first: Run, second: Run, *, repeated: bool = False) -> RunDiffe
         second: The transformed run, or the repeat.
         repeated: The two are of the same configuration.
     """
-    pairs = []
-    for name, transformed in second.outputs.items():
-        expected = None if repeated else second.expected.get(name)
-        pairs.append((first.outputs[name] if expected is None else expected, transformed))
+    pairs = paired(first, second, repeated=repeated)
     unread = (*first.unread, *second.unread)
     read = any_differ(pairs, flags=[item.flag for item in unread])
     differ, written = read[: len(pairs)], read[len(pairs) :]
@@ -82,6 +80,15 @@ def compare_runs(first: Run, second: Run, *, repeated: bool = False) -> RunDiffe
         first_wrote=next(filter(None, sentences[: len(first.unread)]), ""),
         second_wrote=next(filter(None, sentences[len(first.unread) :]), ""),
     )
+
+
+def paired(first: Run, second: Run, *, repeated: bool = False) -> list[tuple[Tensor, Tensor]]:
+    """Return of each output of the second run what it is compared with; as in `compare_runs`."""
+    pairs = []
+    for name, transformed in second.outputs.items():
+        expected = None if repeated else second.expected.get(name)
+        pairs.append((first.outputs[name] if expected is None else expected, transformed))
+    return pairs
 
 
 def _mismatch(

@@ -11,13 +11,18 @@ from biprop.layout.physical import physical
 from biprop.layout.records import CANONICAL
 from biprop.operators import Kernel
 from biprop.transforms import apply_all, transforms_of
-from biprop.transforms.effect import changed_classes
+from biprop.transforms.effect import KnownMaps, changed_classes
 
 __all__ = ["class_evidence", "no_evidence"]
 
 
 def class_evidence(
-    kernel: Kernel, case: Case, *, powered: bool, poison_reached: bool = True
+    kernel: Kernel,
+    case: Case,
+    *,
+    powered: bool,
+    poison_reached: bool = True,
+    known: KnownMaps | None = None,
 ) -> dict[str, ClassEvidence]:
     """Return what the case shows of each class of its composition.
 
@@ -26,6 +31,7 @@ def class_evidence(
         case: The case.
         powered: Whether its data had power.
         poison_reached: Whether poisons reached outputs or workspaces.
+        known: Pools and launches that were made for the case, or its set.
 
     Returns:
         By class: `vacuous` if taking the class out leaves the call as it is, else `powered` or
@@ -38,6 +44,7 @@ def class_evidence(
         align=kernel.align,
         poison_reached=poison_reached,
         forms=kernel.forms,
+        known=known,
     )
     shown: ClassEvidence = "powered" if powered else "unpowered"
     return {name: shown if is_changed else "vacuous" for name, is_changed in changed.items()}

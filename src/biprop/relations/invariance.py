@@ -26,7 +26,7 @@ from biprop.relations.runs import Raised, Runs, Stage, judged_by
 from biprop.relations.sharpening import FILLS_TRIED, has_nonfinite_fill, with_finite_fill
 from biprop.transforms import apply_all, transforms_of
 
-__all__ = ["judge_invariance"]
+__all__ = ["Evidence", "InvarianceJudgement", "judge_invariance"]
 
 
 def judge_invariance(
@@ -58,10 +58,12 @@ def judge_invariance(
     reason = legal_for(kernel)(case)
     if reason:
         raise CaseError(reason)
-    return judged_by(_Judgement, kernel, case, device=device, options=options, on_stage=on_stage)
+    return judged_by(
+        InvarianceJudgement, kernel, case, device=device, options=options, on_stage=on_stage
+    )
 
 
-class _Judgement:
+class InvarianceJudgement:
     """What the runs of one case amount to."""
 
     def __init__(self, runs: Runs) -> None:
@@ -77,7 +79,7 @@ class _Judgement:
         canonical = self._runs.canonical()
         if isinstance(canonical, Raised):
             return self._without_canonical(canonical)
-        transformed = self._transformed(self._layout)
+        transformed = self.transformed()
         if isinstance(transformed, Raised):
             return self._crashed(canonical, transformed)
         found = self._runs.waited(lambda: _compared(canonical, transformed))
@@ -88,12 +90,16 @@ class _Judgement:
         flip = self._flip(canonical, transformed, differ=bool(found))
         if isinstance(flip, Raised):
             return self._crashed(canonical, flip)
-        evidence = _Evidence(canonical=canonical, transformed=transformed)
+        evidence = Evidence(canonical=canonical, transformed=transformed)
         if flip is not None and flip.mismatches:
             return self._nondeterministic(flip, evidence)
         if found:
             return self._drifts(found, evidence)
-        return self._equal(evidence)
+        return self.agreeing(evidence)
+
+    def transformed(self) -> Run | Raised:
+        """Run the transformed side once."""
+        return self._transformed(self._layout)
 
     def _transformed(self, layout: Layout, *, wait: bool = False) -> Run | Raised:
         everywhere = self._options.repeat_canonical
@@ -153,7 +159,7 @@ class _Judgement:
         )
         return self._runs.filled(outcome, canonical)
 
-    def _drifts(self, found: tuple[Mismatch, ...], evidence: "_Evidence") -> Outcome:
+    def _drifts(self, found: tuple[Mismatch, ...], evidence: "Evidence") -> Outcome:
         cause = cause_of(
             self._case,
             Verdict.DRIFTS,
@@ -169,7 +175,7 @@ class _Judgement:
         )
         return self._runs.filled(outcome, *evidence.runs)
 
-    def _nondeterministic(self, flip: Repeats, evidence: "_Evidence") -> Outcome:
+    def _nondeterministic(self, flip: Repeats, evidence: "Evidence") -> Outcome:
         cause = cause_of(self._case, Verdict.NONDETERMINISTIC, output=flip.mismatches[0].output)
         outcome = Outcome(
             verdict=Verdict.NONDETERMINISTIC,
@@ -182,8 +188,13 @@ class _Judgement:
         )
         return self._runs.filled(outcome, *evidence.runs)
 
-    def _equal(self, evidence: "_Evidence") -> Outcome:
-        """Return HOLDS, or VACUOUS where equal bits are no evidence."""
+    def agreeing(self, evidence: "Evidence", power: Power | None = None) -> Outcome:
+        """Return HOLDS, or VACUOUS where equal bits are no evidence.
+
+        Args:
+            evidence: Runs of the same bits.
+            power: Of the data, where it was measured before.
+        """
         options = self._options
         repeats = options.repeats if options.rate is not None else 1
         if not element_count(evidence.canonical):
@@ -193,7 +204,7 @@ class _Judgement:
             return self._runs.filled(
                 Outcome(verdict=Verdict.HOLDS, repeats=repeats), *evidence.runs
             )
-        power, classes, reason = self._runs.measured(lambda: self._measured(evidence))
+        power, classes, reason = self._runs.measured(lambda: self._measured(evidence, power))
         outcome = Outcome(
             verdict=Verdict.VACUOUS if reason else Verdict.HOLDS,
             message=reason,
@@ -203,9 +214,11 @@ class _Judgement:
         )
         return self._runs.filled(outcome, *evidence.runs)
 
-    def _measured(self, evidence: "_Evidence") -> tuple[Power, dict[str, ClassEvidence], str]:
+    def _measured(
+        self, evidence: "Evidence", power: Power | None
+    ) -> tuple[Power, dict[str, ClassEvidence], str]:
         """Return power, evidence by class, and why equal bits show nothing."""
-        power = measure_power(self._runs.prepared, evidence.canonical)
+        power = power or measure_power(self._runs.prepared, evidence.canonical)
         poisoned = bool(evidence.transformed.poisons)
         classes = self._classes(powered=power.share > 0, poison_reached=poisoned)
         return power, classes, no_evidence(self._kernel, self._case, power=power, classes=classes)
@@ -214,7 +227,11 @@ class _Judgement:
         if not self._options.measure:
             return {}
         return class_evidence(
-            self._kernel, self._case, powered=powered, poison_reached=poison_reached
+            self._kernel,
+            self._case,
+            powered=powered,
+            poison_reached=poison_reached,
+            known=self._runs.prepared.maps,
         )
 
     def _is_finite(self, canonical: Run, output: str) -> bool:
@@ -243,7 +260,7 @@ class _Judgement:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Evidence:
+class Evidence:
     """The first run of each side."""
 
     canonical: Run
@@ -251,6 +268,7 @@ class _Evidence:
 
     @property
     def runs(self) -> tuple[Run, Run]:
+        """Both of them."""
         return self.canonical, self.transformed
 
 

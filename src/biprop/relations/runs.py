@@ -14,6 +14,7 @@ from biprop.case import Case
 from biprop.errors import BipropError
 from biprop.execution import Prepared, Run, prepare, run_canonical
 from biprop.execution.device import Mark, wait_for
+from biprop.execution.weights import free_memory
 from biprop.judgment import Outcome, Verdict
 from biprop.operators import Kernel
 from biprop.relations.messages import message_of
@@ -137,14 +138,36 @@ class Runs:
                 message = message_of(error)
             # What was cached for other sizes may be all that is missing.
             self._prepared = None
-            torch.cuda.empty_cache()
+            free_memory()
         return self.filled(Outcome(verdict=Verdict.VACUOUS, rejected=message))
 
-    def canonical(self, *, wait: bool = False) -> Run | Raised:
-        """Run the canonical side once."""
-        everywhere = self.options.repeat_canonical
+    def take(self, prepared: Prepared) -> None:
+        """Judge by values that are there already, as those of a set are."""
+        self._prepared = prepared
+
+    def spend(self, part: str, seconds: float) -> None:
+        """Count time that was spent elsewhere, as for a whole set."""
+        self._seconds[part] += seconds
+
+    def canonical(
+        self,
+        prepared: Prepared | None = None,
+        *,
+        wait: bool = False,
+        everywhere: bool | None = None,
+    ) -> Run | Raised:
+        """Run the canonical side once.
+
+        Args:
+            prepared: What else than the case, as for a set.
+            wait: As in `run`.
+            everywhere: Whether all free memory is poisoned; None: as the options say.
+        """
+        if everywhere is None:
+            everywhere = self.options.repeat_canonical
+        ready, is_everywhere = prepared or self.prepared, everywhere
         return self.run(
-            "canonical", lambda: run_canonical(self.prepared, everywhere=everywhere), wait=wait
+            "canonical", lambda: run_canonical(ready, everywhere=is_everywhere), wait=wait
         )
 
     def run(self, role: str, make: Callable[[], Run], *, wait: bool = False) -> Run | Raised:

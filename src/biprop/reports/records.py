@@ -123,6 +123,7 @@ class CellReport:
             registered.
         largest: Largest sizes of the cases that ran, by name of the dimension; besides `length` (of
             a watched sequence), `sequences` and `tokens` (of all sequences of a case).
+        swept: The turn that the sweep of sizes came to, for a search that goes on there.
     """
 
     reference: KernelReference
@@ -146,6 +147,7 @@ class CellReport:
     largest: dict[str, int] = attrs.field(factory=dict)
     judged: dict[Judged, JudgedCount] = attrs.field(factory=dict)
     fixed: FixedCount | None = None
+    swept: int = 0
 
     @property
     def exit_code(self) -> int:

@@ -329,11 +329,23 @@ class _Watched:
     def judge(self, case: Case, options: JudgeOptions = JUDGE_OPTIONS) -> Outcome:
         """Return the outcome of one case."""
         outcome = self._judge.judge(case, options)
+        self._look_at(outcome)
+        return outcome
+
+    def judge_set(
+        self, cases: Sequence[Case], options: Sequence[JudgeOptions]
+    ) -> tuple[Outcome, ...]:
+        """Return the outcome of each of several layouts of one case."""
+        outcomes = self._judge.judge_set(cases, options)
+        for outcome in outcomes:
+            self._look_at(outcome)
+        return outcomes
+
+    def _look_at(self, outcome: Outcome) -> None:
         if outcome.verdict is Verdict.UNSUPPORTED:
             self.refusal = self.refusal or outcome.message
         else:
             self.has_run = True
-        return outcome
 
 
 def _search(

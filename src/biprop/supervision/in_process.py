@@ -5,6 +5,8 @@ caller; use `SupervisedJudge` where that matters. The judging itself is
 `biprop.relations.judging`.
 """
 
+from collections.abc import Sequence
+
 import attrs
 import torch
 
@@ -18,6 +20,7 @@ from biprop.judgment import Outcome, Verdict
 from biprop.operators import Kernel
 from biprop.relations import JUDGE_OPTIONS, JudgeOptions
 from biprop.relations.judging import judge_case
+from biprop.relations.sets import judge_set
 from biprop.supervision.ledger import Ledger
 from biprop.supervision.resolve import check_device, describe, reference_of, run_simplest
 
@@ -77,6 +80,28 @@ class InProcessJudge:
                 self._is_lost = is_lost(torch.device(self._device))
             self._ledger.keep(key, options, outcome)
         return outcome
+
+    def judge_set(
+        self, cases: Sequence[Case], options: Sequence[JudgeOptions]
+    ) -> tuple[Outcome, ...]:
+        """Return the outcome of each of several layouts of one case (see `Judge`).
+
+        On a device other than the CPU they are judged one by one: after a kernel that costs this
+        process its device nobody could judge them again.
+
+        Raises:
+            DeviceError: An earlier case has cost this process its device.
+        """
+        asked = list(zip(cases, options, strict=True))
+        outcomes = None
+        is_known = any(self._ledger.find(case.digest, option) for case, option in asked)
+        if torch.device(self._device).type == "cpu" and not is_known:
+            outcomes = judge_set(self._kernel, cases, device=self._device, options=options)
+        if outcomes is None:
+            return tuple(self.judge(case, option) for case, option in asked)
+        for (case, option), outcome in zip(asked, outcomes, strict=True):
+            self._ledger.keep(case.digest, option, outcome)
+        return outcomes
 
     def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
         """List the values of one tensor that are not zero; None if there are more than `limit`."""

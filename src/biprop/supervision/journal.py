@@ -7,8 +7,8 @@ outside. A worker that dies under a living supervisor needs no journal: its supe
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import attrs
@@ -99,6 +99,25 @@ class Journal:
             yield path
         finally:
             path.unlink(missing_ok=True)
+
+    @contextmanager
+    def entries(
+        self,
+        *,
+        reference: KernelReference,
+        device: str,
+        case_texts: Sequence[str],
+        provenance: Provenance | None = None,
+    ) -> Iterator[None]:
+        """Name several cases on disk for as long as they are judged together; see `entry`."""
+        with ExitStack() as stack:
+            for text in case_texts:
+                stack.enter_context(
+                    self.entry(
+                        reference=reference, device=device, case_text=text, provenance=provenance
+                    )
+                )
+            yield
 
     def leftovers(self) -> tuple[Leftover, ...]:
         """Return what processes that are no longer alive were judging."""

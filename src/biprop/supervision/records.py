@@ -4,6 +4,7 @@ Records and a protocol, without torch: `biprop.supervision.in_process` judges he
 `biprop.supervision.supervised` in a child process.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
@@ -79,6 +80,22 @@ class Judge(Protocol):
         Raises:
             BipropError: The case is illegal for the kernel, or the kernel returns something else
                 than its signature says.
+        """
+
+    def judge_set(
+        self, cases: Sequence[Case], options: Sequence[JudgeOptions]
+    ) -> tuple[Outcome, ...]:
+        """Return the outcome of each of several layouts of one case.
+
+        What they have in common is done once where all of them hold; the outcomes are those of
+        `judge`, but for launches and seconds, which are shared out among them.
+
+        Args:
+            cases: They differ in their transforms alone.
+            options: One for each.
+
+        Raises:
+            BipropError: As `judge` does, for the first case that it is about.
         """
 
     def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:

@@ -13,7 +13,7 @@ from functools import wraps
 import attrs
 import torch
 
-from biprop.case import Execution, Json, case_from_data
+from biprop.case import Execution, Json, TransformData, case_from_data
 from biprop.errors import BipropError
 from biprop.execution.device import is_lost
 from biprop.execution.nonzeros import nonzeros_of
@@ -22,6 +22,7 @@ from biprop.operators import CallValue, Kernel, KernelFunction, KernelReference,
 from biprop.relations import JudgeOptions, cause_of
 from biprop.relations.judging import judge_case
 from biprop.relations.messages import TargetExitError, message_of
+from biprop.relations.sets import judge_set
 from biprop.supervision.caches import Caches, FindCache
 from biprop.supervision.child import EXIT_DEVICE_LOST, EXIT_PIPES_LOST
 from biprop.supervision.messages import CONVERTER, decode, encode, error_to_data
@@ -54,6 +55,7 @@ def serve(
     answers: dict[str, Callable[[dict[str, Json]], dict[str, Json]]] = {
         "open": session.open,
         "judge": session.judge,
+        "judge set": session.judge_set,
         "nonzeros": session.nonzeros,
         "open cache": caches.open,
         "program": caches.judge,
@@ -157,6 +159,26 @@ class _Session:
                 rejected="",
             )
         return {"outcome": outcome_to_data(outcome), "device_is_lost": self.device_is_lost}
+
+    def judge_set(self, message: dict[str, Json]) -> dict[str, Json]:
+        """Judge several layouts of a case at once; no outcome where each is to be judged alone."""
+        kernel = self._kernels[int(str(message["kernel"]))]
+        case = case_from_data(message["case"])
+        layouts = CONVERTER.structure(message["layouts"], tuple[tuple[TransformData, ...], ...])
+        cases = [attrs.evolve(case, transforms=transforms) for transforms in layouts]
+        outcomes = judge_set(
+            kernel,
+            cases,
+            device=self._device,
+            options=CONVERTER.structure(message["options"], tuple[JudgeOptions, ...]),
+            on_stage=self._vitals.mark,
+        )
+        if outcomes is None:
+            self.device_is_lost = is_lost(torch.device(self._device))
+        return {
+            "outcomes": None if outcomes is None else list(map(outcome_to_data, outcomes)),
+            "device_is_lost": self.device_is_lost,
+        }
 
     def nonzeros(self, message: dict[str, Json]) -> dict[str, Json]:
         """List the values of one tensor of a case."""

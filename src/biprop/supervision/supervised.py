@@ -102,7 +102,7 @@ class SupervisedJudge:
     def judge(self, case: Case, options: JudgeOptions = JUDGE_OPTIONS) -> Outcome:
         """Return the outcome of one case, CRASHES if it killed the worker."""
         text = canonical_json(case_to_data(case))
-        key = hashlib.sha256(text.encode()).hexdigest()
+        key = _key(text)
         outcome = self._ledger.find(key, options)
         if outcome is None:
             outcome = self._judge(case, text, options)
@@ -110,6 +110,24 @@ class SupervisedJudge:
                 outcome = self._crash(case, outcome, options)
             self._ledger.keep(key, options, outcome)
         return outcome
+
+    def judge_set(
+        self, cases: Sequence[Case], options: Sequence[JudgeOptions]
+    ) -> tuple[Outcome, ...]:
+        """Return the outcome of each of several layouts of one case (see `Judge`)."""
+        data = case_to_data(cases[0])
+        layouts = [CONVERTER.unstructure(case.transforms) for case in cases]
+        texts = [canonical_json({**data, "transforms": layout}) for layout in layouts]
+        keys = [_key(text) for text in texts]
+        asked = list(zip(keys, options, strict=True))
+        outcomes = None
+        if not (self._is_careful or any(self._ledger.find(*one) for one in asked)):
+            outcomes = self._judge_set(cases[0], texts, layouts, options)
+        if outcomes is None:
+            return tuple(self.judge(*one) for one in zip(cases, options, strict=True))
+        for (key, option), outcome in zip(asked, outcomes, strict=True):
+            self._ledger.keep(key, option, outcome)
+        return outcomes
 
     def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
         """List the values of one tensor that are not zero; None where there are more than `limit`.
@@ -196,9 +214,7 @@ class SupervisedJudge:
         )
         # The case's text is made already, for the ledger: it is not made twice.
         line = head.rstrip()[:-1] + f',"case":{text}}}\n'.encode()
-        asked = (self._opened_in, f"{case.dtype} {case.judged}")
-        factor = 1 if asked in self._asked else _FIRST_FACTOR
-        self._asked.add(asked)
+        factor = self._factor(case)
         entry = (
             nullcontext()
             if self._journal is None
@@ -230,6 +246,58 @@ class SupervisedJudge:
         again = self._judge(case, text, options)
         return again if again.verdict is Verdict.CRASHES else outcome
 
+    def _judge_set(
+        self,
+        case: Case,
+        texts: Sequence[str],
+        layouts: Sequence[Json],
+        options: Sequence[JudgeOptions],
+    ) -> tuple[Outcome, ...] | None:
+        """Return the outcomes of a set; None where each of its cases is to be judged alone.
+
+        A worker that dies of a set says nothing yet: the case that it is about kills the next one.
+        """
+        if not self._child.is_running or self._opened_in != self._child.starts:
+            self._open()
+        message: dict[str, Json] = {
+            "do": "judge set",
+            "kernel": self._kernel,
+            "options": CONVERTER.unstructure(tuple(options)),
+            "case": case_to_data(case),
+            "layouts": list(layouts),
+        }
+        entries = (
+            nullcontext()
+            if self._journal is None
+            else self._journal.entries(
+                reference=self.reference,
+                device=self._child.device,
+                case_texts=texts,
+                provenance=self.description.provenance,
+            )
+        )
+        # On a device, all launches of a set are waited for at once.
+        waits = 1 if self._child.device == "cpu" else 1 + len(texts)
+        seconds = self._timeout * self._factor(case) * waits
+        with entries:
+            try:
+                answer = self._child.ask(message, seconds=seconds)
+            except ChildDiedError:
+                return None
+        if answer["device_is_lost"]:
+            self._child.give_up()
+            # One by one each run is waited for, so that the error belongs to the run that made it.
+            self._is_careful = True
+        found = answer["outcomes"]
+        return tuple(map(outcome_from_data, found)) if isinstance(found, list) else None
+
+    def _factor(self, case: Case) -> int:
+        """Return how much longer than usual a case may take: what comes first is compiled."""
+        asked = (self._opened_in, f"{case.dtype} {case.judged}")
+        factor = 1 if asked in self._asked else _FIRST_FACTOR
+        self._asked.add(asked)
+        return factor
+
     def _crash(self, case: Case, outcome: Outcome, options: JudgeOptions) -> Outcome:
         """Return CRASHES, its cause non-finite if only a non-finite fill kills the worker."""
         if not has_nonfinite_fill(case):
@@ -245,6 +313,10 @@ class SupervisedJudge:
                 return outcome
         assert outcome.cause is not None, "a crash has a cause"
         return attrs.evolve(outcome, cause=attrs.evolve(outcome.cause, finite=False))
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _child(device: str, execution: Execution | None, command: Sequence[str]) -> Child:

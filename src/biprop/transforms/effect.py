@@ -21,9 +21,22 @@ from biprop.signature import Signature
 from biprop.signature.forms import Forms, FormSignatures, form_launched
 from biprop.transforms import apply_all, class_of, transforms_of
 
-__all__ = ["changed_classes"]
+__all__ = ["KnownMaps", "changed_classes", "without_content"]
 
 _NO_FORMS: Forms = MappingProxyType({})
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class KnownMaps:
+    """What was made already for layouts of one case, or of cases that differ in transforms alone.
+
+    Attributes:
+        pools: By neighbours.
+        launches: By layout, as `without_content` returns it.
+    """
+
+    pools: dict[Neighbours, TokenPool] = attrs.field(factory=dict)
+    launches: dict[Layout, tuple[Launch, ...]] = attrs.field(factory=dict)
 
 
 def changed_classes(
@@ -34,6 +47,7 @@ def changed_classes(
     align: int = 1,
     poison_reached: bool = True,
     forms: Forms = _NO_FORMS,
+    known: KnownMaps | None = None,
 ) -> dict[str, bool]:
     """Say of each class of a case's composition whether taking it out changes the call.
 
@@ -45,13 +59,14 @@ def changed_classes(
         poison_reached: Whether poisons reach outputs or workspaces of this target; if not, dirty
             ones are no change.
         forms: Other forms of the operator, by name.
+        known: Of the case; what is made here is added to it.
 
     Returns:
         By class as it is counted (`T1`, `T4.finite`, ...), in the order of the composition.
     """
     transforms = transforms_of(case)
     own = FormSignatures(signature=signature, backward_signature=backward_signature)
-    eye = _Eye(own, case, align, poison_reached, forms)
+    eye = _Eye(own, case, align, poison_reached, forms, known or KnownMaps())
     whole = eye.call(apply_all(transforms))
     return {
         name: eye.sees_change(whole, apply_all(t for t in transforms if class_of(t) != name))
@@ -68,13 +83,12 @@ class _Eye:
     align: int
     poison_reached: bool
     forms: Forms
-    _pools: dict[Neighbours, TokenPool] = attrs.field(factory=dict, init=False)
-    _made: dict[Layout, tuple[Launch, ...]] = attrs.field(factory=dict, init=False)
+    known: KnownMaps
 
     def call(self, layout: Layout) -> PhysicalCall:
-        where = _without_content(layout)
-        if where not in self._made:
-            self._made[where] = tuple(self._launches(layout))
+        where = without_content(layout)
+        if where not in self.known.launches:
+            self.known.launches[where] = tuple(self._launches(layout))
         form = self._form(layout)
         call = physical(
             form.signature,
@@ -83,7 +97,7 @@ class _Eye:
             backward_signature=form.backward_signature,
             align=self.align,
             pool=self._pool(layout),
-            made=self._made[where],
+            made=self.known.launches[where],
         )
         return call if self.poison_reached else attrs.evolve(call, dirty=False)
 
@@ -92,8 +106,8 @@ class _Eye:
             # Another function is called, and what is left may be nothing that it could be called
             # with.
             return True
-        where = _without_content(layout)
-        if where not in self._made:
+        where = without_content(layout)
+        if where not in self.known.launches:
             # The first launch that differs is enough; without T1 there may be many more.
             made = []
             form = self._form(layout)
@@ -102,7 +116,7 @@ class _Eye:
                 if launch is None or there != described(launch, self._pool(layout), called):
                     return True
                 made.append(launch)
-            self._made[where] = tuple(made)
+            self.known.launches[where] = tuple(made)
         return whole != self.call(layout)
 
     def _launches(self, layout: Layout) -> Iterator[Launch]:
@@ -119,12 +133,12 @@ class _Eye:
         return form_launched(self.own, self.forms, layout.selection.form)
 
     def _pool(self, layout: Layout) -> TokenPool:
-        if layout.neighbours not in self._pools:
-            self._pools[layout.neighbours] = token_pool(self.case, layout)
-        return self._pools[layout.neighbours]
+        if layout.neighbours not in self.known.pools:
+            self.known.pools[layout.neighbours] = token_pool(self.case, layout)
+        return self.known.pools[layout.neighbours]
 
 
-def _without_content(layout: Layout) -> Layout:
+def without_content(layout: Layout) -> Layout:
     """Return `layout` with what no index map depends on set back."""
     return attrs.evolve(
         layout,
