@@ -25,6 +25,7 @@ __all__ = [
     "file_digest",
     "source_digest",
     "source_sha256",
+    "variables",
     "version_of",
 ]
 
@@ -115,8 +116,13 @@ def collect(
 
 def environment() -> str:
     """Return `NAME=value` of the variables that may change what kernels compute, of those set."""
-    found = ((name, os.environ.get(name)) for name in _VARIABLES)
-    return " ".join(f"{name}={value}" for name, value in found if value)
+    return " ".join(f"{name}={value}" for name, value in variables().items())
+
+
+def variables() -> dict[str, str]:
+    """Return the variables that may change what kernels compute, of those set."""
+    found = {name: os.environ.get(name) for name in _VARIABLES}
+    return {name: value for name, value in found.items() if value}
 
 
 def version_of(distribution: str) -> str:

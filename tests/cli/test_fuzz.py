@@ -56,12 +56,16 @@ def test_a_shard_is_a_part_of_a_number() -> None:
         (("--budget", "soon"), "--budget 'soon' is no time"),
         (("--budget", "0s"), "--budget '0s' is no time"),
         (("--budget", ""), "--budget '' is no time"),
+        (("--budget", "1000h"), "--budget '1000h' is longer than 30 days"),
         (("--shard", "5/4"), "--shard '5/4' is no part"),
         (("--shard", "0/4"), "--shard '0/4' is no part"),
         (("--shard", "1"), "--shard '1' is no part"),
         (("--workers", "2", "--workers-per-gpu", "1"), "exclude each other"),
         (("--workers-per-gpu", "1"), "needs --device cuda"),
         (("--device", "tpu"), "--device 'tpu' is unknown"),
+        (("--ray", "ray://head:10001"), "--ray 'ray://head:10001' is no address"),
+        (("--ray", ""), "--ray '' is no address"),
+        (("--ray", "auto", "--device", "cuda:1"), "write --device cuda, not cuda:1"),
         (("--dtype", "int4"), "--dtype 'int4' is unknown"),
         (("--operators", "silu,,logp"), "names nothing between two commas"),
         (("--target", "rms_norm"), "--target 'rms_norm' is no target"),
@@ -76,6 +80,16 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(
     """Nothing is started, and the sentence names the option."""
 
     assert words in one_sentence(alone("fuzz", *arguments))
+
+
+def test_what_ray_needs_is_said_where_it_is_absent(
+    alone: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is started."""
+
+    monkeypatch.setattr("biprop.cli.fuzz.find_spec", lambda _: None)
+    words = one_sentence(alone("fuzz", "--ray", "auto"))
+    assert words.rstrip().endswith("pip install 'biprop[ray]'.")
 
 
 def test_help_needs_neither_torch_nor_hypothesis() -> None:

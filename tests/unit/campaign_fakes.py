@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import attrs
@@ -38,6 +39,7 @@ from biprop.campaign.records import (
     EpochRecord,
 )
 from biprop.campaign.run import Plan, run_campaign
+from biprop.campaign.snapshot import Snapshot
 from biprop.campaign.store import Store
 from biprop.case import canonical_json, case_to_data
 from biprop.contract import load_contract
@@ -46,6 +48,7 @@ from biprop.judgment import Proof
 from biprop.reports.records import ClassCount
 
 __all__ = [
+    "Fake",
     "campaign",
     "cells",
     "epoch",
@@ -55,6 +58,7 @@ __all__ = [
     "open_silent",
     "open_torn",
     "plan",
+    "reconciled",
     "run",
     "with_cause",
 ]
@@ -267,6 +271,32 @@ def run(what: Plan, *, epochs: int = 8) -> tuple[CampaignRecord, list[Event]]:
         return sum(event.kind == "epoch" for event in events) >= epochs
 
     return run_campaign(what, tell=events.append, is_stopped=is_over), events
+
+
+def reconciled(path: Path) -> Snapshot:
+    """Check that a store holds what `truth.txt` says, once, and return its snapshot."""
+    store = Store.open(path)
+    snapshot = store.snapshot()
+    assert not snapshot.problems
+    for folder in ("begun", "running", "minimising", "heartbeats"):
+        assert not list((path / folder).glob("[!.]*")), folder
+    lines = (path.parent / "truth.txt").read_text().split()
+    truth = Counter(lines)
+    epochs = {epoch.name: epoch for cell in snapshot.cells for epoch in cell.epochs}
+    assert set(truth) <= set(epochs)
+    for name, epoch in epochs.items():
+        # The case that was running when a process was killed may or may not have been written.
+        missing = truth[name] - epoch.examples
+        assert missing in {0, 1} if epoch.is_lost else not missing, epoch
+    total = sum(cell.sum.examples for cell in snapshot.cells)
+    lost = sum(epoch.is_lost for epoch in epochs.values())
+    assert len(lines) - lost <= total <= len(lines)
+    shown = Counter(finding.cause for epoch in epochs.values() for finding in epoch.findings)
+    assert shown == {cause.record.digest: cause.count for cause in snapshot.causes}
+    for cause in snapshot.causes:
+        assert cause.fixture is not None
+        assert cause.fixture.id == cause.record.fixture
+    return snapshot
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tests.unit.campaign_fakes import (
     open_silent,
     open_torn,
     plan,
+    reconciled,
     run,
 )
 from tests.unit.sample_fixtures import LINEAR, PROVENANCE, sample
@@ -40,7 +40,6 @@ from biprop.campaign.records import (
     record_text,
 )
 from biprop.campaign.recovery import recover, take_up
-from biprop.campaign.snapshot import Snapshot
 from biprop.campaign.store import SECONDS_UNTIL_LOST, Store
 from biprop.case import case_to_data
 from biprop.fixtures.records import CONVERTER
@@ -50,32 +49,6 @@ KILLS = 10
 KILLS_NIGHTLY = 200
 # A process of this machine that has ended: no process has a number as large as that.
 GONE = attrs.evolve(this_process(), pid=2**22 + 1)
-
-
-def reconciled(path: Path) -> Snapshot:
-    """Check that a store holds what `truth.txt` says, once, and return its snapshot."""
-    store = Store.open(path)
-    snapshot = store.snapshot()
-    assert not snapshot.problems
-    for folder in ("begun", "running", "minimising", "heartbeats"):
-        assert not list((path / folder).glob("[!.]*")), folder
-    lines = (path.parent / "truth.txt").read_text().split()
-    truth = Counter(lines)
-    epochs = {epoch.name: epoch for cell in snapshot.cells for epoch in cell.epochs}
-    assert set(truth) <= set(epochs)
-    for name, epoch in epochs.items():
-        # The case that was running when a process was killed may or may not have been written.
-        missing = truth[name] - epoch.examples
-        assert missing in {0, 1} if epoch.is_lost else not missing, epoch
-    total = sum(cell.sum.examples for cell in snapshot.cells)
-    lost = sum(epoch.is_lost for epoch in epochs.values())
-    assert len(lines) - lost <= total <= len(lines)
-    shown = Counter(finding.cause for epoch in epochs.values() for finding in epoch.findings)
-    assert shown == {cause.record.digest: cause.count for cause in snapshot.causes}
-    for cause in snapshot.causes:
-        assert cause.fixture is not None
-        assert cause.fixture.id == cause.record.fixture
-    return snapshot
 
 
 def workers_of(store: Path) -> list[int]:

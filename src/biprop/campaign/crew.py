@@ -1,9 +1,9 @@
 """The processes of a campaign: each is given one task after the other, and replaced when it dies.
 
 `Crew` is what a campaign asks for, and all that it knows of processes; `LocalCrew` keeps those of
-one machine, over any number of devices. Another one may keep actors of a cluster: whatever starts
-`biprop.campaign.working.run_task` somewhere and brings back its answers will do, since all that
-must outlast a process lies in the store.
+one machine, over any number of devices, `biprop.campaign.ray_crew` those of a cluster. Whatever
+starts `biprop.campaign.working.run_task` somewhere and brings back its answers will do, since all
+that must outlast a process lies in the store.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
 import attrs
@@ -110,6 +110,7 @@ class LocalCrew:
         *,
         devices: Sequence[str],
         workers: int,
+        first: int = 0,
         seconds_until_hung: float = SECONDS_UNTIL_HUNG,
     ) -> None:
         """Start the processes.
@@ -118,18 +119,20 @@ class LocalCrew:
             settings: Of the campaign.
             devices: That they are spread over, in turns.
             workers: How many.
+            first: Number of the first one, where others are kept elsewhere.
             seconds_until_hung: Without a word of a process that has a task.
         """
         self._seconds_until_hung = seconds_until_hung
         self._failed_starts = 0
-        self._slots = [
-            _Slot(settings, worker=number, device=devices[number % len(devices)])
-            for number in range(workers)
-        ]
+        self._slots = {
+            number: _Slot(settings, worker=number, device=devices[number % len(devices)])
+            for number in range(first, first + workers)
+        }
 
     def free(self) -> tuple[int, ...]:
         """Return the numbers of processes that wait for a task."""
-        return tuple(slot.worker for slot in self._slots if slot.is_ready and slot.task is None)
+        slots = self._slots.values()
+        return tuple(slot.worker for slot in slots if slot.is_ready and slot.task is None)
 
     def give(self, worker: int, task: Task) -> None:
         """Give a process a task."""
@@ -137,9 +140,8 @@ class LocalCrew:
 
     def wait(self, seconds: float) -> "Iterator[Answered | Died]":
         """Yield what processes say, once one does or time is over."""
-        alive = [slot for slot in self._slots if slot.is_started]
-        sources = [source for slot in alive for source in (slot.connection, slot.process.sentinel)]
-        found = set(wait(sources, timeout=seconds))
+        alive = [slot for slot in self._slots.values() if slot.is_started]
+        found = set(wait(self.sources(), timeout=seconds))
         for slot in alive:
             if slot.connection in found or slot.process.sentinel in found:
                 yield from self._heard(slot)
@@ -147,25 +149,30 @@ class LocalCrew:
                 slot.process.kill()
                 yield self._died(slot, f"said nothing for {self._seconds_until_hung:g} s")
 
+    def sources(self) -> list[Connection | int]:
+        """Return what becomes ready once `wait` has something to yield."""
+        alive = [slot for slot in self._slots.values() if slot.is_started]
+        return [source for slot in alive for source in (slot.connection, slot.process.sentinel)]
+
     def renew(self, worker: int) -> None:
         """Start a process in the place of one that died."""
         self._slots[worker].start()
 
     def ask_to_stop(self) -> None:
         """Have every process end its task early."""
-        for slot in self._slots:
+        for slot in self._slots.values():
             slot.ask_to_stop()
 
     def is_idle(self) -> bool:
         """Say whether no process has a task."""
-        return all(slot.task is None for slot in self._slots)
+        return all(slot.task is None for slot in self._slots.values())
 
     def kill(self) -> None:
         """End all processes at once."""
-        for slot in self._slots:
+        for slot in self._slots.values():
             if slot.is_started and slot.task is not None:
                 slot.process.kill()
-        for slot in self._slots:
+        for slot in self._slots.values():
             slot.end()
 
     def _heard(self, slot: "_Slot") -> "Iterator[Answered | Died]":
@@ -221,9 +228,9 @@ class _Slot:
         self._heard_at = time.monotonic()
 
     def give(self, task: Task) -> None:
+        self._heard_at = time.monotonic()
         self.task = task
         self.tasks += 1
-        self._heard_at = time.monotonic()
         # One that has ended cannot be told; that it has is seen where answers are waited for.
         with contextlib.suppress(OSError):
             self.connection.send(task)

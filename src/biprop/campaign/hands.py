@@ -30,7 +30,7 @@ from biprop.fixtures.program_replay import replay_program
 from biprop.fixtures.programs import AnyFixture, ProgramFixture
 from biprop.fixtures.records import Fixture
 from biprop.fixtures.replay import replay
-from biprop.generation import Space
+from biprop.generation import Space, Sweep
 from biprop.reports.program_records import CacheReport
 from biprop.reports.records import CellReport, ClassCount
 from biprop.strategies.profiles import PROFILES, Profile
@@ -131,6 +131,7 @@ class SearchHands:
                 max_examples=self._settings.max_examples,
                 seconds_max=task.seconds,
                 seed=task.seed,
+                sweep=_sweep(task),
                 has_fixed=task.is_first,
                 keep=_keeping(log),
             )
@@ -195,6 +196,12 @@ class SearchHands:
             self._child.close()
 
 
+def _sweep(task: EpochTask) -> Sweep:
+    """Return the turn that an epoch sweeps sizes from: where those before it ended."""
+    seed = task.seed if task.sweep_seed is None else task.sweep_seed
+    return Sweep(seed=seed, index=task.swept)
+
+
 def _keeping(log: Log) -> Callable[[AnyFixture], str]:
     """Return what stores a failure at once, so that it outlives its epoch."""
     return log.found
@@ -234,6 +241,7 @@ def _shown_of_cell(report: CellReport, log: Log) -> Shown:
         classes=dict(report.classes),
         power_kind=report.power_kind,
         power_share=report.power_share,
+        swept=report.swept,
         findings=_counted(log, ((finding.path, finding.count) for finding in report.findings)),
         actual_backend=report.actual_backend,
     )

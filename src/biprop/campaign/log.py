@@ -9,7 +9,7 @@ of `biprop.campaign.recovery`.
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -173,6 +173,7 @@ class Log:
         kind: CellKind,
         reference: KernelReference | object,
         provenance: Provenance | None,
+        others: Sequence[str] = (),
     ) -> Iterator[None]:
         """Have a case on disk for as long as it runs.
 
@@ -181,6 +182,7 @@ class Log:
             kind: What it is a case of.
             reference: Of the kernel or cache.
             provenance: Of what runs it.
+            others: Cases that run together with it, as JSON.
 
         Raises:
             KeyboardInterrupt: A stop was asked for, or the time of the epoch is over.
@@ -191,7 +193,9 @@ class Log:
             self._ends_at = now + self._seconds
         if now >= self._ends_at:
             raise KeyboardInterrupt
-        text = self._running_text(case, kind=kind, reference=reference, provenance=provenance)
+        text = self._running_text(
+            case, others, kind=kind, reference=reference, provenance=provenance
+        )
         if not self.keep(lambda: self._running.begin(text)):
             # Nothing is launched that is not written down.
             raise KeyboardInterrupt
@@ -212,26 +216,36 @@ class Log:
     def found(self, fixture: AnyFixture) -> str:
         """Store a cause with its first case, at once; return its digest."""
         record = cause_of_fixture(fixture, cell=self.begun.cell, campaign=self.begun.campaign)
-        is_new = False
+        begun, is_new = self.begun, False
+        if all(finding.cause != record.digest for finding in begun.findings):
+            # Should this process end now, its epoch has found that much.
+            findings = (*begun.findings, EpochFinding(cause=record.digest))
+            begun = attrs.evolve(begun, findings=findings)
 
         def write() -> None:
             nonlocal is_new
+            # In this order: a cause that no epoch has seen would have no count, while whoever takes
+            # up the epoch leaves out what is not stored.
+            if begun is not self.begun:
+                self.store.write_begun(begun)
             is_new = self.store.add_cause(record, fixture) or is_new
+            self.begun = begun
 
         self.keep(write)
         if is_new:
             self._tell(Found(cause=record))
             soon = time.monotonic() + _SECONDS_AFTER_FOUND
             self._ends_at = soon if self._ends_at is None else min(self._ends_at, soon)
-        if all(finding.cause != record.digest for finding in self.begun.findings):
-            # Should this process end now, its epoch has found that much.
-            findings = (*self.begun.findings, EpochFinding(cause=record.digest))
-            self.begun = attrs.evolve(self.begun, findings=findings)
-            self.keep(lambda: self.store.write_begun(self.begun))
         return record.digest
 
     def _running_text(
-        self, case: str, *, kind: CellKind, reference: object, provenance: Provenance | None
+        self,
+        case: str,
+        others: Sequence[str],
+        *,
+        kind: CellKind,
+        reference: object,
+        provenance: Provenance | None,
     ) -> str:
         key = id(reference)
         head = self._heads.get(key)
@@ -251,7 +265,8 @@ class Log:
             f',"examples":{self.examples},"launches":{self.launches},"compared":{self.compared}'
             f',"seconds_in_kernels":{json.dumps(self.seconds_in_kernels)}'
         )
-        return f'{head[2]}{counts},"case":{case}}}\n'
+        beside = f',"others":[{",".join(others)}]' if others else ""
+        return f'{head[2]}{counts}{beside},"case":{case}}}\n'
 
     def _tell_progress(self) -> None:
         now = time.monotonic()
@@ -291,6 +306,26 @@ class CaseJournal(Journal):
             case_text, kind="kernel", reference=reference, provenance=provenance
         ):
             yield Path()
+
+    @contextmanager
+    def entries(
+        self,
+        *,
+        reference: KernelReference,
+        device: str,
+        case_texts: Sequence[str],
+        provenance: Provenance | None = None,
+    ) -> Iterator[None]:
+        """Have several cases on disk, in one file, for as long as they are judged together."""
+        del device
+        with self._log.launching(
+            case_texts[0],
+            others=case_texts[1:],
+            kind="kernel",
+            reference=reference,
+            provenance=provenance,
+        ):
+            yield
 
 
 def cause_of_fixture(

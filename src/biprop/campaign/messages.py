@@ -81,6 +81,8 @@ class EpochTask:
         lacks_power: Whether the cell still lacks powered examples of a class.
         excluded: Classes that are not drawn together, as they were found to fail.
         known: Behaviours that the cell has shown, as `biprop.campaign.behaviours` counts them.
+        sweep_seed: Of the sweep of sizes, one for all epochs of the cell; None: `seed`.
+        swept: Turns of that sweep that earlier epochs took.
     """
 
     number: int
@@ -91,6 +93,8 @@ class EpochTask:
     lacks_power: bool = True
     excluded: tuple[Exclusion, ...] = ()
     known: frozenset[int] = frozenset()
+    sweep_seed: int | None = None
+    swept: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -144,6 +148,7 @@ class Shown:
     coverage: dict[str, int] = attrs.field(factory=dict)
     power_kind: str = ""
     power_share: float = 0.0
+    swept: int = 0
     findings: tuple[EpochFinding, ...] = ()
     actual_backend: str = ""
     is_stopped: bool = False

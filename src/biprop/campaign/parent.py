@@ -36,7 +36,7 @@ from biprop.campaign.records import (
     Heartbeat,
     Known,
 )
-from biprop.campaign.recovery import Lost, take_up
+from biprop.campaign.recovery import Lost, recover, take_up
 from biprop.campaign.scheduler import Scheduler
 from biprop.campaign.snapshot import CellSum, entry_of
 from biprop.campaign.store import Store
@@ -51,6 +51,8 @@ _SECONDS_A_HEARTBEAT = 30.0
 _SECONDS_A_STATUS = 1.0
 # Of so many epochs of a cell, one draws all classes, those that were found to fail too.
 _WHOLE_EVERY = 4
+# Turns of a sweep between epochs of one cell that run at once: about what one of them takes.
+_TURNS_APART = 64
 _JUDGED: tuple[Judged, ...] = ("outputs", "token_gradients", "parameter_gradients")
 
 
@@ -182,6 +184,7 @@ class Parent:
         now = time.monotonic()
         if now - self._beat_at >= _SECONDS_A_HEARTBEAT:
             self._beat()
+            self._look_around()
         if now - self._status_at >= _SECONDS_A_STATUS:
             self._status_at = now
             self._tell("status")
@@ -208,6 +211,17 @@ class Parent:
         self._store.remove_heartbeat(self._record.place)
         self._tell("ended", reason=reason, id=self._record.id)
         return self._record
+
+    def _look_around(self) -> None:
+        """Take up what other campaigns of the store have left since this one began."""
+        try:
+            found = recover(self._store, campaign=self._record.id, is_begun=True)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return
+        for lost in found:
+            self._tell_lost(lost)
 
     def _taken_up(self, died: Died) -> bool:
         try:
@@ -261,7 +275,7 @@ class Parent:
             format=FORMAT, campaign=self._record.id, place=self._record.place, at=time.time()
         )
         while self._to_shrink:
-            digest = self._to_shrink.popleft()
+            digest = self._next_to_shrink()
             cause = self._store.cause(digest)
             if cause is None or not self._wants_shrinking(cause):
                 continue
@@ -285,6 +299,19 @@ class Parent:
                 )
         return None
 
+    def _next_to_shrink(self) -> str:
+        """Take the oldest cause of a cell that has no smallest case yet; without one, the oldest.
+
+        Where many cells fail, the second causes of some must not keep all others waiting.
+        """
+        served = {cause.cell for cause in self._causes.values() if cause.status == "minimal"}
+        for digest in self._to_shrink:
+            cause = self._causes.get(digest)
+            if cause is not None and cause.cell not in served:
+                self._to_shrink.remove(digest)
+                return digest
+        return self._to_shrink.popleft()
+
     def _epoch_task(self, slot: _Worker) -> Task | None:
         left = self.seconds_left()
         turn = None if self._is_stopping or left <= 0 else self._scheduler.next()
@@ -302,7 +329,15 @@ class Parent:
             lacks_power=total is None or bool(total.lacking()) or not total.classes,
             excluded=() if is_whole else self._exclusions(turn.cell.id),
             known=frozenset(turn.known),
+            sweep_seed=hash_words("sweep", turn.cell.id, self._record.seed),
+            swept=self._swept(turn.cell.id),
         )
+
+    def _swept(self, cell: str) -> int:
+        """Return where the sweep of a cell goes on, apart from where its other epochs are at it."""
+        tasks = (worker.task for worker in self._workers)
+        others = sum(isinstance(task, EpochTask) and task.cell.id == cell for task in tasks)
+        return (self._sums[cell].swept if cell in self._sums else 0) + _TURNS_APART * others
 
     def _exclusions(self, cell: str) -> tuple[Exclusion, ...]:
         """Return the classes that are known to fail together in a cell."""
@@ -408,7 +443,8 @@ class Parent:
             text += f"; {lost.epoch.message[0].lower()}{lost.epoch.message[1:]}"
         self._tell("lost", text, cell=begun.cell, campaign=begun.campaign, worker=begun.worker)
         if lost.cause is not None and begun.task == "epoch":
-            self._add_cause(lost.cause)
+            for cause in (lost.cause, *lost.others):
+                self._add_cause(cause)
 
     def _plan_replays(self) -> None:
         """Have the fixtures of the ledger run again."""

@@ -169,6 +169,7 @@ class EpochRecord:
         coverage: Of a cache: programs that reached a situation.
         power_kind: `order` or `value`; empty where nothing was compared.
         power_share: Mean over the cases compared.
+        swept: Turns of the sweep of sizes that it took; the next epoch of the cell goes on there.
         behaviours: Kinds of behaviour that the cell had not shown before; not all, where they are
             very many.
         behaviour_count: How many these are.
@@ -199,6 +200,7 @@ class EpochRecord:
     coverage: dict[str, int] = attrs.field(factory=dict)
     power_kind: str = ""
     power_share: float = 0.0
+    swept: int = 0
     behaviours: tuple[str, ...] = ()
     behaviour_count: int = 0
     findings: tuple[EpochFinding, ...] = ()
@@ -272,6 +274,7 @@ class Running:
         provenance: Of the process that runs it.
         reference: Of the kernel or cache, as JSON.
         case: The case or program, as JSON.
+        others: Cases that run together with it, as layouts of one set do.
     """
 
     format: str
@@ -285,6 +288,7 @@ class Running:
     provenance: Provenance | None = None
     reference: dict[str, Json]
     case: dict[str, Json]
+    others: tuple[dict[str, Json], ...] = ()
 
 
 @attrs.frozen(kw_only=True)

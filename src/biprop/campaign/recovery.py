@@ -38,25 +38,28 @@ class Lost:
         begun: What it was doing.
         epoch: Its record, where that was an epoch that was not recorded before.
         cause: The case that was running, where there was one; of an attempt to shrink, its cause.
+        others: Cases that were running together with it.
     """
 
     begun: Begun
     epoch: EpochRecord | None = None
     cause: CauseRecord | None = None
+    others: tuple[CauseRecord, ...] = ()
 
 
-def recover(store: Store, *, campaign: str) -> tuple[Lost, ...]:
+def recover(store: Store, *, campaign: str, is_begun: bool = False) -> tuple[Lost, ...]:
     """Take up what all processes that are gone left in a store.
 
     Args:
         store: The store.
         campaign: Id of the one that does it.
+        is_begun: Whether it runs already, and looks again: machines are lost at any time.
     """
     found: list[Lost] = []
+    words = f"was gone when campaign {campaign} {'looked again' if is_begun else 'began'}"
     for path, begun in store.begun():
         if not _is_orphan(store, path, begun):
             continue
-        words = f"was gone when campaign {campaign} began"
         lost = _take(store, path, begun, campaign=campaign, words=words)
         if lost is not None:
             found.append(lost)
@@ -133,11 +136,9 @@ def _lost_epoch(
     if store.has_epoch(name):
         # It was killed between its record and the end.
         return Lost(begun=begun)
-    findings, cause = begun.findings, None
-    if running is not None:
-        cause = _as_finding(store, begun, running, words=words)
-        if cause is not None:
-            findings = (*findings, EpochFinding(cause=cause.digest))
+    causes = [] if running is None else _as_findings(store, begun, running, words=words)
+    found = (finding for finding in begun.findings if store.cause(finding.cause) is not None)
+    findings = (*found, *(EpochFinding(cause=cause.digest) for cause in causes))
     record = EpochRecord(
         format=FORMAT,
         campaign=begun.campaign,
@@ -152,14 +153,14 @@ def _lost_epoch(
         examples=0 if last is None else last.examples,
         launches=0 if last is None else last.launches,
         compared=0 if last is None else last.compared,
-        verdict="ERROR" if cause is None else Verdict.CRASHES.value,
+        verdict=Verdict.CRASHES.value if causes else "ERROR",
         findings=findings,
         message=f"The process that searched it {words}.",
         is_lost=not is_stopped,
         is_stopped=is_stopped,
     )
     store.write_epoch(record)
-    return Lost(begun=begun, epoch=record, cause=cause)
+    return Lost(begun=begun, epoch=record, cause=next(iter(causes), None), others=tuple(causes[1:]))
 
 
 def _lost_attempt(store: Store, begun: Begun, running: Running | None, *, is_stopped: bool) -> Lost:
@@ -181,18 +182,21 @@ def _lost_attempt(store: Store, begun: Begun, running: Running | None, *, is_sto
     return Lost(begun=begun, cause=cause)
 
 
-def _as_finding(store: Store, begun: Begun, running: Running, *, words: str) -> CauseRecord | None:
-    """Store the case that was running; None where it cannot be read, as of another version."""
+def _as_findings(store: Store, begun: Begun, running: Running, *, words: str) -> list[CauseRecord]:
+    """Store every case that was running; none where they cannot be read, as of another version."""
     message = f"The process that judged it {words}."
     provenance = running.provenance or Provenance(device=running.device)
-    try:
-        fixture = _fixture(running, message, provenance)
-    # Whatever a file of another version holds, the campaign goes on.
-    except (BipropError, LookupError, TypeError, ValueError):
-        return None
-    cause = cause_of_fixture(fixture, cell=begun.cell, campaign=begun.campaign, is_lost=True)
-    store.add_cause(cause, fixture)
-    return cause
+    found = []
+    for case in (running.case, *running.others):
+        try:
+            fixture = _fixture(attrs.evolve(running, case=case), message, provenance)
+        # Whatever a file of another version holds, the campaign goes on.
+        except (BipropError, LookupError, TypeError, ValueError):
+            continue
+        cause = cause_of_fixture(fixture, cell=begun.cell, campaign=begun.campaign, is_lost=True)
+        store.add_cause(cause, fixture)
+        found.append(cause)
+    return found
 
 
 def _fixture(running: Running, message: str, provenance: Provenance) -> AnyFixture:

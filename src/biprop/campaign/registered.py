@@ -16,6 +16,7 @@ from biprop.kernels import CACHES
 from biprop.kvcache.records import CacheReference
 from biprop.kvcache.shape import CacheLayout
 from biprop.operators import Registry
+from biprop.signature.words import nearest, quoted
 from biprop.suite.plan import Choice, plan_of
 
 __all__ = ["registered_cells"]
@@ -45,6 +46,7 @@ def registered_cells(
     Raises:
         BipropError: A name is unknown, or no cell is left.
     """
+    _check(registry, names)
     caches = [cache.name for cache in CACHES if not names or cache.name in names]
     operators = tuple(name for name in names if name not in caches)
     found: list[Cell] = []
@@ -70,6 +72,20 @@ def registered_cells(
     if not found:
         raise UsageError("No cell is left to fuzz: name other operators, backends or dtypes.")
     return tuple(found)
+
+
+def _check(registry: Registry, names: Sequence[str]) -> None:
+    """Refuse a name that is neither an operator's nor a cache's."""
+    operators = [operator.name for operator in registry.operators]
+    known = sorted([*operators, *(cache.name for cache in CACHES)])
+    for name in names:
+        if name not in known:
+            meant = nearest(name, known)
+            advice = f"write {quoted(meant)}" if meant else f"use {', '.join(known)}"
+            raise UsageError(
+                f"--operators names {quoted(name)}, which is neither an operator nor a cache: "
+                f"{advice}."
+            )
 
 
 def _cache_cells(

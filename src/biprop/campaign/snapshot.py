@@ -80,6 +80,7 @@ class CellSum:
         coverage: Of a cache: programs that reached a situation.
         power_kind: `order` or `value`; empty where nothing was compared.
         power_sum: Power times examples; `power_share` is the mean.
+        swept: Turns of the sweep of sizes that its epochs took.
         behaviours: Kinds of behaviour seen.
         counts: Cases that showed a cause, by its digest.
         first: When a cause was first seen, by its digest.
@@ -102,6 +103,7 @@ class CellSum:
     coverage: dict[str, int] = attrs.field(factory=dict)
     power_kind: str = ""
     power_sum: float = 0.0
+    swept: int = 0
     behaviours: int = 0
     counts: dict[str, int] = attrs.field(factory=dict)
     first: dict[str, float] = attrs.field(factory=dict)
@@ -128,6 +130,7 @@ class CellSum:
             self.coverage[word] = self.coverage.get(word, 0) + reached
         self.power_kind = epoch.power_kind or self.power_kind
         self.power_sum += epoch.power_share * epoch.examples
+        self.swept = max(self.swept, epoch.swept)
         self.behaviours += epoch.behaviour_count
         until = epoch.began + epoch.seconds
         for finding in epoch.findings:

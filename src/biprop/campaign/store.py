@@ -55,6 +55,9 @@ __all__ = ["FOLDER", "Store"]
 FOLDER = Path(".hypothesis") / "campaign"
 # A machine that writes no heartbeat for so long is taken for lost.
 SECONDS_UNTIL_LOST = 600.0
+# A process on another machine than its campaign's parent ends soon after that: once its lease is
+# over (`biprop.campaign.post`), counted from the parent's last heartbeat.
+SECONDS_UNTIL_ALONE = 60.0
 
 _ID = re.compile("[0-9a-f]{16}")
 _FOLDERS = (
@@ -330,19 +333,27 @@ class Store:
         write(self.path / "replays" / f"{record.fixture}.json", record_text(record))
 
     def is_gone(self, place: Place, *, campaign: str) -> bool:
-        """Say whether a process is gone: seen here, or told by silence from another machine."""
+        """Say whether a process is gone: seen here, or told by silence from another machine.
+
+        Its campaign speaks for it; where that one's parent has ended here, it has to follow.
+        """
         if is_here(place):
             return not is_running(place)
-        beats = self._records("heartbeats", Heartbeat, [])
-        latest = max((beat.at for beat in beats if beat.campaign == campaign), default=0.0)
-        return time.time() - latest > SECONDS_UNTIL_LOST
+        beats = [
+            beat for beat in self._records("heartbeats", Heartbeat, []) if beat.campaign == campaign
+        ]
+        is_alone = any(_has_ended(beat.place) for beat in beats)
+        latest = max((beat.at for beat in beats), default=0.0)
+        return time.time() - latest > (SECONDS_UNTIL_ALONE if is_alone else SECONDS_UNTIL_LOST)
 
     def sweep(self) -> None:
         """Take away what killed processes left: unfinished files, heartbeats of this machine."""
         for name in _FOLDERS:
             swept(self.path / name)
+        # What a campaign has elsewhere is timed by its last heartbeat.
+        spread = {begun.campaign for _, begun in self.begun() if not is_here(begun.place)}
         for beat in self._records("heartbeats", Heartbeat, []):
-            if is_here(beat.place) and not is_running(beat.place):
+            if _has_ended(beat.place) and beat.campaign not in spread:
                 self.remove_heartbeat(beat.place)
 
     def _campaigns(self, problems: list[str]) -> Iterator[CampaignState]:
@@ -395,6 +406,10 @@ class Store:
     def _heartbeat(self, place: Place) -> Path:
         host = "".join(letter if letter.isalnum() else "_" for letter in place.host)
         return self.path / "heartbeats" / f"{host}-{place.pid}.json"
+
+
+def _has_ended(place: Place) -> bool:
+    return is_here(place) and not is_running(place)
 
 
 def _infos(campaigns: tuple[CampaignState, ...]) -> dict[str, CellInfo]:

@@ -89,14 +89,21 @@ def _rest(snapshot: Snapshot) -> list[str]:
     lines: list[str] = []
     known = sum(cause.known is not None for cause in snapshot.causes)
     if known:
-        lines.append(f"{known} causes are known (ledger.json).")
+        verb = "is" if known == 1 else "are"
+        lines.append(f"{counted(known, 'cause')} {verb} known (ledger.json).")
     held = sum(cause.record.status == "unreproduced" for cause in snapshot.causes)
     if held:
-        lines.append(f"{held} cases were lost with their processes, and hold when judged again.")
+        lines.append(f"{counted(held, 'lost case')} held when judged again: no finding.")
     lines += [
         f"Stale: the ledger names {state.known.cause!r}, which fails no more; take the entry out."
         for state in snapshot.ledger
         if state.is_stale
+    ]
+    lines += [
+        f"Unknown: the ledger names {state.known.cause!r}, which no cause of the store is; correct "
+        "the entry, or take it out."
+        for state in snapshot.ledger
+        if not state.cause
     ]
     failing = [cell for cell in snapshot.cells if cell.verdict == "ERROR"]
     lines += [f"Not searched: {cell.info.id}: {cell.message}" for cell in failing]

@@ -3,6 +3,8 @@
 Both judge by another judge. Stopping and the journal are the part of `biprop.campaign.log`.
 """
 
+from collections.abc import Sequence
+
 from biprop.campaign.facts import behaviours_of, program_behaviours_of
 from biprop.campaign.log import Log
 from biprop.case import Case, canonical_json
@@ -43,8 +45,21 @@ class WatchedJudge:
     def judge(self, case: Case, options: JudgeOptions = JUDGE_OPTIONS) -> Outcome:
         """Return the outcome of one case."""
         outcome = self._judge.judge(case, options)
+        self._count(case, options, outcome)
+        return outcome
+
+    def judge_set(
+        self, cases: Sequence[Case], options: Sequence[JudgeOptions]
+    ) -> tuple[Outcome, ...]:
+        """Return the outcome of each of several layouts of one case."""
+        outcomes = self._judge.judge_set(cases, options)
+        for case, option, outcome in zip(cases, options, outcomes, strict=True):
+            self._count(case, option, outcome)
+        return outcomes
+
+    def _count(self, case: Case, options: JudgeOptions, outcome: Outcome) -> None:
         if id(outcome) in self._counted:
-            return outcome
+            return
         self._counted.add(id(outcome))
         log = self._log
         is_compared = outcome.power is not None or bool(outcome.mismatches)
@@ -57,7 +72,6 @@ class WatchedJudge:
         )
         if options.measure:
             log.behaviours.add(behaviours_of(case, outcome))
-        return outcome
 
     def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
         """List the values of one tensor that are not zero; None if there are more than `limit`."""

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import attrs
@@ -22,11 +23,12 @@ from biprop.errors import UsageError
 from biprop.operators import KernelReference
 from biprop.power.manifest import Entry, read_manifest
 
-__all__ = ["FuzzRequest", "fuzz"]
+__all__ = ["FuzzRequest", "fuzz", "stops"]
 
 _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
 _BUDGET_MAX = 30 * 86_400.0
 _SHARDS_MAX = 10_000
+_RAY_ADDRESS = re.compile(r"auto|local|[\w.:\[\]-]+:\d{1,5}", re.ASCII)
 # \b keeps the lines as they are.
 _EXIT_CODES = """\b
 Exit codes:
@@ -53,6 +55,7 @@ class FuzzRequest:
         device: `cpu`, `cuda` or `cuda:N`.
         workers: Processes; None: as many as suit the device.
         workers_per_gpu: Processes for each GPU; None: as many as suit.
+        ray: Address of a Ray cluster that they run on; None: on this machine.
         store: Folder; None: of the project.
         shard: Which part of the cells, of how many.
         seed: None: another one each time.
@@ -72,6 +75,7 @@ class FuzzRequest:
     device: str
     workers: int | None
     workers_per_gpu: int | None
+    ray: str | None
     store: Path | None
     shard: tuple[int, int]
     seed: int | None
@@ -139,6 +143,12 @@ class FuzzRequest:
     "--workers-per-gpu", type=click.IntRange(1, 64), metavar="N", help="Processes for each GPU."
 )
 @click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Spread the processes over a Ray cluster, all CPUs or GPUs of it unless --workers says "
+    "otherwise: auto, local or HOST:PORT.  Its nodes share the folder of --store.",
+)
+@click.option(
     "--store",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
@@ -184,6 +194,7 @@ def fuzz(  # noqa: PLR0917  # one parameter an option
     device: str,
     workers: int | None,
     workers_per_gpu: int | None,
+    ray: str | None,
     store: Path | None,
     shard: str,
     seed: int | None,
@@ -203,10 +214,7 @@ def fuzz(  # noqa: PLR0917  # one parameter an option
     Standard error shows how it goes, and standard output gets a summary in the end.
     """
     asked = parse_device(device)
-    if workers is not None and workers_per_gpu is not None:
-        raise UsageError("--workers and --workers-per-gpu exclude each other: give one of them.")
-    if workers_per_gpu is not None and asked == "cpu":
-        raise UsageError("--workers-per-gpu needs --device cuda: use --workers on the CPU.")
+    _check_workers(workers, workers_per_gpu, device=asked)
     entries, references = _targets(targets, signature=signature, dims=dims)
     request = FuzzRequest(
         budget=parse_budget(budget),
@@ -220,6 +228,7 @@ def fuzz(  # noqa: PLR0917  # one parameter an option
         device=asked,
         workers=workers,
         workers_per_gpu=workers_per_gpu,
+        ray=parse_ray(ray, device=asked),
         store=store,
         shard=parse_shard(shard),
         seed=seed,
@@ -230,7 +239,7 @@ def fuzz(  # noqa: PLR0917  # one parameter an option
     # What follows imports torch and Hypothesis: a refused option does not wait for them.
     from biprop.cli.fuzzing import run_fuzz
 
-    with _stops() as is_stopped:
+    with stops() as is_stopped:
         return run_fuzz(request, is_live=sys.stderr.isatty(), is_stopped=is_stopped)
 
 
@@ -243,7 +252,9 @@ def parse_budget(text: str) -> float:
     found = _BUDGET.fullmatch(text.strip())
     parts = [float(part) for part in found.groups(default="0")] if found else []
     seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
-    if not 1 <= seconds <= _BUDGET_MAX:
+    if seconds > _BUDGET_MAX:
+        raise UsageError(f"--budget {text!r} is longer than 30 days: the next start goes on.")
+    if seconds < 1:
         raise UsageError(f"--budget {text!r} is no time: write 8h, 90m, 30s or 1h30m.")
     return seconds
 
@@ -260,6 +271,37 @@ def parse_shard(text: str) -> tuple[int, int]:
         if 1 <= read[0] <= read[1] <= _SHARDS_MAX:
             return read
     raise UsageError(f"--shard {text!r} is no part: write 1/4 for the first of four.")
+
+
+def _check_workers(workers: int | None, workers_per_gpu: int | None, *, device: str) -> None:
+    """Refuse numbers of processes that contradict each other, or the device.
+
+    Raises:
+        UsageError: They do.
+    """
+    if workers is not None and workers_per_gpu is not None:
+        raise UsageError("--workers and --workers-per-gpu exclude each other: give one of them.")
+    if workers_per_gpu is not None and device == "cpu":
+        raise UsageError("--workers-per-gpu needs --device cuda: use --workers on the CPU.")
+
+
+def parse_ray(address: str | None, *, device: str) -> str | None:
+    """Return the address of a Ray cluster; None where none is asked for.
+
+    Raises:
+        UsageError: It is none, one device of one machine is asked for, or Ray is not installed.
+    """
+    if address is None:
+        return None
+    if not _RAY_ADDRESS.fullmatch(address):
+        raise UsageError(f"--ray {address!r} is no address: write auto, local or HOST:PORT.")
+    if ":" in device:
+        raise UsageError(
+            f"--ray spreads over all devices of a cluster: write --device cuda, not {device}."
+        )
+    if find_spec("ray") is None:
+        raise UsageError("--ray needs Ray, which is not installed: pip install 'biprop[ray]'.")
+    return address
 
 
 def _targets(
@@ -300,19 +342,21 @@ def _given() -> dict[str, str]:
 
 
 @contextmanager
-def _stops() -> Iterator[Callable[[], bool]]:
+def stops() -> Iterator[Callable[[], bool]]:
     """Have Ctrl-C and SIGTERM end a campaign between two looks; a second Ctrl-C ends it at once.
 
     An exception in between could break off what is being written or read.
     """
-    asked = threading.Event()
+    asked, broken = threading.Event(), threading.Event()
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread may say what a signal does.
         yield asked.is_set
         return
 
     def ask(number: int, _: object) -> None:
-        if asked.is_set() and number == signal.SIGINT:
+        if asked.is_set() and number == signal.SIGINT and not broken.is_set():
+            # A third one must not break off how the second one ends it.
+            broken.set()
             raise KeyboardInterrupt
         asked.set()
 

@@ -4,10 +4,15 @@ Cells are listed by `biprop.campaign.cells`; what happens meanwhile is shown by
 `biprop.cli.fuzz_view`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import attrs
 
 from biprop.campaign.cells import Cell, entry_cells, sharded, target_cells
+from biprop.campaign.crew import Crew
 from biprop.campaign.hands import open_search_hands
+from biprop.campaign.messages import Settings
 from biprop.campaign.run import Plan, run_campaign
 from biprop.campaign.store import FOLDER, Store
 from biprop.campaign.text import render_summary
@@ -37,23 +42,25 @@ def run_fuzz(request: FuzzRequest, *, is_live: bool, is_stopped: Callable[[], bo
     contract = load_contract()
     part, count = request.shard
     cells = sharded(_cells(request, contract), part=part, count=count)
-    devices = _devices(request.device)
     path = project_root() / FOLDER if request.store is None else request.store.absolute()
-    plan = Plan(
-        cells=cells,
-        store=path,
-        budget=request.budget,
-        devices=devices,
-        workers=_workers(request, devices),
-        contract=contract,
-        open_hands=open_search_hands,
-        seed=request.seed,
-        shard=f"{part}/{count}",
-        options=request.options,
-        timeout=request.timeout,
-    )
-    with shown(is_live=is_live, events=request.events, budget=request.budget) as tell:
-        record = run_campaign(plan, tell=tell, is_stopped=is_stopped)
+    with _spread(request) as spread:
+        plan = Plan(
+            cells=cells,
+            store=path,
+            budget=request.budget,
+            devices=spread.devices,
+            workers=spread.workers,
+            contract=contract,
+            open_hands=open_search_hands,
+            seed=request.seed,
+            shard=f"{part}/{count}",
+            options=request.options,
+            timeout=request.timeout,
+        )
+        with shown(is_live=is_live, events=request.events, budget=request.budget) as tell:
+            record = run_campaign(
+                plan, tell=tell, is_stopped=is_stopped, open_crew=spread.open_crew
+            )
     snapshot = Store.open(path).snapshot(with_epochs=False)
     emit(render_summary(snapshot, record))
     if record.reason == "interrupted":
@@ -82,6 +89,45 @@ def _cells(request: FuzzRequest, contract: Contract) -> tuple[Cell, ...]:
             directions=request.directions,
         )
     return tuple(cells)
+
+
+@attrs.frozen(kw_only=True)
+class _Spread:
+    """Where the processes of a campaign are.
+
+    Attributes:
+        devices: That they use.
+        workers: How many there are.
+        open_crew: Starts them; None: on this machine.
+    """
+
+    devices: tuple[str, ...]
+    workers: int
+    open_crew: Callable[[Settings], Crew] | None = None
+
+
+@contextmanager
+def _spread(request: FuzzRequest) -> Iterator[_Spread]:
+    """Find out where processes can be, and hold what connects to them.
+
+    Raises:
+        BipropError: There is no such device, or no such cluster.
+    """
+    if request.ray is None:
+        devices = _devices(request.device)
+        yield _Spread(devices=devices, workers=_workers(request, devices))
+        return
+    from biprop.campaign.ray_crew import RayCluster, RayCrew
+
+    with RayCluster.connected(request.ray) as cluster:
+        share = cluster.share(
+            request.device, workers=request.workers, workers_per_gpu=request.workers_per_gpu
+        )
+        yield _Spread(
+            devices=(request.device,),
+            workers=share.workers,
+            open_crew=lambda settings: RayCrew(settings, cluster=cluster, share=share),
+        )
 
 
 def _workers(request: FuzzRequest, devices: tuple[str, ...]) -> int:

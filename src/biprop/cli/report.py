@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from biprop.campaign.records import CellInfo
 from biprop.campaign.snapshot import CauseState, CellState, LedgerState, Snapshot
 from biprop.campaign.store import Store
 from biprop.cli.output import emit
@@ -34,6 +35,7 @@ __all__ = ["page_of", "report"]
 
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _PLAIN_FORMS = {"", "packed", "given"}
+_TARGET = "target"
 # Read together, so that a page is no larger than browsers bear.
 _CAUSES_MAX = 2_000
 
@@ -70,6 +72,9 @@ def report(store: Path | None, output: str) -> int:
     _write(Path(output), text)
     cells, causes = counted(len(page.cells), "cell"), counted(len(page.causes), "cause")
     emit(f"Wrote {output}: {cells}, {causes}.\n")
+    if snapshot.problems:
+        count = counted(len(snapshot.problems), "file")
+        emit(f"Not read: {count} of the store; the page says which, and why.\n")
     return 0
 
 
@@ -119,7 +124,7 @@ def _cell(state: CellState) -> Cell:
     column = dtype if info.kind == "cache" else f"{dtype} {info.direction}"
     return Cell(
         id=info.id,
-        row=info.operator if info.form in _PLAIN_FORMS else f"{info.operator}/{info.form}",
+        row=_row(info),
         backend=info.backend,
         column=column,
         verdict=state.verdict or UNTRIED,
@@ -143,6 +148,17 @@ def _cell(state: CellState) -> Cell:
         message=state.message,
         is_cache=info.kind == "cache",
     )
+
+
+def _row(info: CellInfo) -> str:
+    """Return what the cells of one row have in common.
+
+    Entries of a manifest may share a target, and have names of their own, which their ids begin
+    with.
+    """
+    if info.backend == _TARGET:
+        return info.id.removesuffix(f"-{info.dtype}-{info.direction}")
+    return info.operator if info.form in _PLAIN_FORMS else f"{info.operator}/{info.form}"
 
 
 def _class_rank(name: str) -> tuple[bool, str]:
