@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 from tests.cli.commands import Run, one_sentence
 from tests.unit.cache_samples import sample_program
@@ -171,6 +172,33 @@ def test_what_cannot_be_read_is_told(alone: Run, folder: Path) -> None:
     assert "broken&lt;b&gt;.json" in page
     assert "cannot be read" in page
     assert "25,000 launches" in page
+    # One epoch, and one fixture.
+    assert "Not read: 2 files of the store; the page says which, and why.\n" in done.out
+
+
+def test_entries_that_share_a_target_have_rows_of_their_own(alone: Run, folder: Path) -> None:
+    """A manifest may name one function twice, with other sizes; both are in the table."""
+    store = Store.open(folder / "store", create=True)
+    small, large = (
+        CellInfo(
+            id=f"{name}-float32-forward",
+            operator="mine.py:f",
+            form="given",
+            backend="target",
+            dtype="float32",
+        )
+        for name in ("small", "large")
+    )
+    cells = (small, large, attrs.evolve(large, id="large-float32-backward", direction="backward"))
+    place = Place(host="node-a", pid=1)
+    record = CampaignRecord(format=FORMAT, id="one", place=place, began=1.0, cells=cells)
+    store.write_campaign(record)
+    alone("report", "--store", "store")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    table = page[page.index("<caption") : page.index("</table>", page.index("<caption"))]
+
+    assert table.count("NOT RUN") == len(cells)
+    assert len(re.findall(r'<th scope="row"[^>]*>(?:small|large)<', table)) == 2
 
 
 @pytest.mark.parametrize(
