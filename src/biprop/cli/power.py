@@ -83,6 +83,7 @@ _METHODS = "biprop, plain-data, fixed-sawtooth, fixed-normal, needle, one-of-man
 )
 @click.option("--names", metavar="LIST", help="Planted kernels.  [default: all]")
 @click.option("--kinds", metavar="LIST", help="SHAPE,SPLIT.  [default: all]")
+@click.option("--backends", metavar="LIST", help="torch,triton.  [default: both]")
 @click.option("--dtype", "dtypes", metavar="LIST", help="[default: as planted]")
 @click.option(
     "--device",
@@ -117,6 +118,7 @@ def power(  # noqa: PLR0917  # one parameter an option
     without_revealing: bool,
     names: str | None,
     kinds: str | None,
+    backends: str | None,
     dtypes: str | None,
     device: str,
     workers: int | None,
@@ -137,10 +139,15 @@ def power(  # noqa: PLR0917  # one parameter an option
         methods=_methods(methods, without_revealing=without_revealing),
         names=names_in("--names", names),
         kinds=names_in("--kinds", kinds),
+        backends=names_in("--backends", backends),
         dtypes=tuple(dict.fromkeys(parse_dtype(name) for name in names_in("--dtype", dtypes))),
         device=parse_device(device),
         workers=workers,
     )
+    if backends is not None and manifest is not None:
+        raise UsageError(
+            "--backends is for biprop's own planted kernels: leave it out, or --targets."
+        )
     if resume and report_path is None:
         raise UsageError("--resume needs --report-json FILE: it says what was run before.")
     if resume and manifest is not None:
@@ -169,6 +176,7 @@ class _Request:
     methods: "tuple[MethodName, ...]"
     names: tuple[str, ...]
     kinds: tuple[str, ...]
+    backends: tuple[str, ...]
     dtypes: tuple[Dtype, ...]
     device: str
     workers: int | None
@@ -191,7 +199,12 @@ def _run(request: _Request, earlier: "PowerReport | None") -> "PowerReport":
     subjects, left_out = planted_subjects(request.device)
     if entries is not None:
         subjects, left_out = subjects_of(entries), ()
-    choice = Choice(names=request.names, kinds=request.kinds, dtypes=request.dtypes)
+    choice = Choice(
+        names=request.names,
+        kinds=request.kinds,
+        backends=request.backends,
+        dtypes=request.dtypes,
+    )
     settings = Settings(
         command=_command(),
         methods=request.methods,
@@ -207,7 +220,7 @@ def _run(request: _Request, earlier: "PowerReport | None") -> "PowerReport":
             devices=devices,
             workers=workers,
             # Who named some knows that there are others.
-            left_out=() if request.names or request.kinds else left_out,
+            left_out=() if request.names or request.kinds or request.backends else left_out,
             earlier=earlier,
             tell=tell,
         )

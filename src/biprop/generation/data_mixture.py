@@ -36,10 +36,9 @@ _ELEMENTWISE: tuple[Family, ...] = (*("plain",) * 4, "signed")
 # Whatever an operator does, the gradients of its parameters are sums over tokens.
 _SUMMED: tuple[Family, ...] = ("plain", *("signed",) * 9)
 _UPSTREAM = ("normal", "pairs", "pairs", "swamp")
-# Products of two narrow numbers are exact, and so are sums of few of them, but beside a swamp.
-_UPSTREAM_NARROW = ("normal", "pairs", "swamp", "swamp")
-# Few tokens read one row of a table, and a swamp shows the order of three terms.
-_UPSTREAM_TABLE = ("pairs", "swamp", "swamp", "swamp")
+# Products of two narrow numbers are exact, and so are sums of few of them, but beside a swamp. Few
+# tokens read one row of a table, and a swamp shows the order of three terms.
+_UPSTREAM_SWAMP = ("pairs", "swamp", "swamp", "swamp")
 _TOKEN_MASKS = (1, 1, 2, 3, 5, 8, 16, 32)
 
 
@@ -303,7 +302,7 @@ def _upstream(
     """Upstream gradients: the signed designs over the output, and what they meet made symmetric."""
     recipes: dict[str, Recipe] = {}
     is_table = judged == "parameter_gradients" and bool(subject.signature.table_dims)
-    kinds = _UPSTREAM_TABLE if is_table else _UPSTREAM_NARROW if is_narrow else _UPSTREAM
+    kinds = _UPSTREAM_SWAMP if is_table or is_narrow else _UPSTREAM
     for name, output in upstream.items():
         kind = draw.choice(kinds)
         if kind == "normal":

@@ -35,6 +35,7 @@ class Subject:
         kind: Of its defect.
         source: `planted` (`PLANTED`), `chain` (a `ChainDefect`) or `target` (of a manifest).
         dtypes: In which the defect shows.
+        backend: `torch` or `triton`; empty for a target.
         relation: What finds it: I, or A where it is the same in every batch.
         twin: Name of its healthy twin; empty where it has none. Defects of one operator share one.
         entry: Of the manifest.
@@ -44,6 +45,7 @@ class Subject:
     kind: str
     source: Literal["planted", "chain", "target"]
     dtypes: tuple[Dtype, ...]
+    backend: Literal["torch", "triton", ""] = ""
     relation: Literal["I", "A"] = "I"
     twin: str = ""
     entry: Entry | None = None
@@ -60,11 +62,13 @@ class Choice:
     Attributes:
         names: Of planted kernels.
         kinds: Of defects.
+        backends: That kernels are written in.
         dtypes: Of the cases.
     """
 
     names: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
     dtypes: tuple[Dtype, ...] = ()
 
 
@@ -82,6 +86,7 @@ def planted_subjects(device: str) -> tuple[tuple[Subject, ...], tuple[Note, ...]
             kind=item.mechanism,
             source="planted",
             dtypes=item.dtypes,
+            backend="triton" if item.interpreted else "torch",
             twin=f"{item.name} healthy",
         )
         for item in PLANTED
@@ -93,6 +98,7 @@ def planted_subjects(device: str) -> tuple[tuple[Subject, ...], tuple[Note, ...]
             kind=defect.mechanism,
             source="chain",
             dtypes=_INACCURATE_DTYPES if defect.verdict == "INACCURATE" else _CHAIN_DTYPES,
+            backend="torch",
             relation="A" if defect.verdict == "INACCURATE" else "I",
             twin=f"{defect.operator}/{defect.form} {defect.direction} {defect.verdict}",
         )
@@ -125,10 +131,11 @@ def chosen(subjects: Sequence[Subject], choice: Choice) -> tuple[Subject, ...]:
     """Return those of `subjects` that were asked for, in their order and with the dtypes wanted.
 
     Raises:
-        UsageError: A name or a kind is unknown, or nothing is left.
+        UsageError: A name, a kind or a backend is unknown, or nothing is left.
     """
     _check("names", choice.names, [subject.name for subject in subjects])
     _check("kinds", choice.kinds, [subject.kind for subject in subjects])
+    _check("backends", choice.backends, [subject.backend for subject in subjects])
     wanted = [
         attrs.evolve(
             subject,
@@ -139,10 +146,14 @@ def chosen(subjects: Sequence[Subject], choice: Choice) -> tuple[Subject, ...]:
         for subject in subjects
         if not choice.names or subject.name in choice.names
         if not choice.kinds or subject.kind in choice.kinds
+        if not choice.backends or subject.backend in choice.backends
     ]
     left = tuple(subject for subject in wanted if subject.dtypes)
     if not left:
-        raise UsageError("No planted kernel is both named, of the kinds and of the dtypes given.")
+        raise UsageError(
+            "No planted kernel is named, of the kinds, of the backends and of the dtypes given at "
+            "once: leave one of these options out."
+        )
     return left
 
 

@@ -167,7 +167,7 @@ class MethodTotals:
         launches: Median of launches to the first detection, as `median`.
         seconds: Likewise of seconds.
         known: Shrunk cases whose smallest structure is known.
-        reached: Of these, those that reached it.
+        reached: Of these, those that reached it, or a smaller one yet.
         twin_examples: Examples of healthy twins.
         false_alarms: Of these, judged a violation.
         missed: Names and dtypes of cells, and how many seeds missed them.
@@ -349,7 +349,7 @@ def _totals(trials: Iterable[Trial], twins: Iterable[TwinTrial]) -> MethodTotals
         launches=None if launches is None else int(launches),
         seconds=_median(trials, {id(trial): trial.seconds for trial in found}),
         known=len(known),
-        reached=sum(item.reach == "reached" for item in known),
+        reached=sum(item.reach in {"reached", "below"} for item in known),
         twin_examples=sum(twin.examples for twin in twins),
         false_alarms=sum(twin.false_alarms for twin in twins),
         missed=tuple((cell, count) for cell, count in missing.items() if count),
