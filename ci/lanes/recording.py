@@ -5,6 +5,7 @@ leaves every cell that ended before.
 """
 
 import json
+import time
 from pathlib import Path
 
 import attrs
@@ -71,6 +72,8 @@ class Recorder:
             raise EvidenceError(f"{path} holds no cells: give the file of a part with cells.")
         self._path = path
         self._evidence = evidence
+        self._start = time.monotonic()
+        self._seconds_before = evidence.run.seconds
         self._cells = {cell.id: cell for cell in cells_of(build_registry())}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -111,11 +114,7 @@ class Recorder:
     def _keep(self, result: CellResult) -> None:
         others = [cell for cell in self._evidence.cells if cell.id != result.id]
         cells = tuple(sorted([*others, result], key=lambda cell: cell.id))
-        before = self._evidence
-        totals = totals_of(
-            cells, registered=before.totals.cells_registered, seconds=before.run.seconds
-        )
-        self._write(attrs.evolve(before, cells=cells, totals=totals))
+        self._write(attrs.evolve(self._evidence, cells=cells))
 
     def _keep_cache(self, result: CacheResult) -> None:
         others = [cache for cache in self._evidence.caches if cache.id != result.id]
@@ -135,8 +134,14 @@ class Recorder:
         self._write(attrs.evolve(self._evidence, tests=tests))
 
     def _write(self, evidence: CellsEvidence) -> None:
-        self._evidence = evidence
-        write_evidence(self._path, evidence)
+        """Write all that there is, with the time that it took: a lane may be killed at any time."""
+        seconds = round(self._seconds_before + time.monotonic() - self._start, 1)
+        totals = totals_of(
+            evidence.cells, registered=evidence.totals.cells_registered, seconds=seconds
+        )
+        run = attrs.evolve(evidence.run, seconds=seconds)
+        self._evidence = attrs.evolve(evidence, run=run, totals=totals)
+        write_evidence(self._path, self._evidence)
 
 
 def _result_of(entry: dict[str, object], *, wanted: dict[str, int], message: str) -> CellResult:

@@ -1,5 +1,7 @@
 """A device that is lost, or has no memory left, in a campaign: recorded, once, and it goes on."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tests.unit.campaign_kernels import Campaign, campaign_over
@@ -59,42 +61,33 @@ LOST = ("reads", "writes", "asserts")
 QUIET = ("healthy", "exhausts")
 
 
-@pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Campaign:
-    """Return one campaign over all targets."""
+def test_a_lost_device_costs_its_case_alone(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """One campaign over all: with a test a target, each process of a run would make it anew."""
     name = str(request.config.getoption("--biprop-device"))
     device = name if ":" in name else f"cuda:{torch.cuda.device_count() - 1}"
-    folder = tmp_path_factory.mktemp("lost")
-    return campaign_over(folder, TARGETS, (*LOST, *QUIET), device=device)
+    campaign = campaign_over(tmp_path, TARGETS, (*LOST, *QUIET), device=device)
 
-
-@pytest.mark.parametrize("name", LOST)
-def test_a_kernel_that_loses_the_device_crashes(campaign: Campaign, name: str) -> None:
-    """Its case is a finding that says so, and none of its epochs is lost."""
-
-    assert campaign.cell(name).verdict == "CRASHES"
-    found = campaign.findings(name)
-    assert found
-    for cause in found:
-        assert cause.fixture is not None
-        assert "The device was lost in the " in cause.fixture.expect.message
-        assert cause.fixture.provenance.device.startswith("cuda")
-    assert not campaign.cell(name).sum.lost
-
-
-def test_the_others_get_a_device_that_computes(campaign: Campaign) -> None:
-    """Whatever was lost before, cells that had their turn later were judged there."""
-
+    for target in LOST:
+        _check_lost(campaign, target)
+    # Whatever was lost before, what had its turn later was judged on a device that computes.
     healthy = campaign.cell("healthy").sum
     assert healthy.examples > 0
     assert healthy.compared > 0
     assert not healthy.rejected
     assert not campaign.findings("healthy")
-
-
-def test_a_device_without_memory_is_no_fault_of_a_kernel(campaign: Campaign) -> None:
-    """Its cases are excluded, and counted so."""
-
+    # A device without memory is no fault of a kernel: its cases are excluded, and counted so.
     exhausts = campaign.cell("exhausts").sum
     assert exhausts.rejected == exhausts.examples > 0
     assert not campaign.findings("exhausts")
+
+
+def _check_lost(campaign: Campaign, target: str) -> None:
+    """Check that its case is a finding that says so, and that none of its epochs is lost."""
+    assert campaign.cell(target).verdict == "CRASHES"
+    found = campaign.findings(target)
+    assert found
+    for cause in found:
+        assert cause.fixture is not None
+        assert "The device was lost in the " in cause.fixture.expect.message
+        assert cause.fixture.provenance.device.startswith("cuda")
+    assert not campaign.cell(target).sum.lost

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,16 @@ class TestRecorder:
         (kept,) = read(path).cells
         assert (kept.id, kept.verdict, kept.is_met) == (cell.id, "", False)
         assert kept.message == "Failed: the worker of python ended"
+
+    def test_time_is_kept_with_each_cell(self, path: Path) -> None:
+        """A lane that is killed says how long it ran, and one that goes on adds to it."""
+        cell = cells_of(build_registry())[0]
+        before = read(path).run.seconds
+        recorder = Recorder(path)
+        time.sleep(0.2)
+        recorder.pytest_runtest_logreport(self.report(cell.id, "failed", longrepr="x"))
+
+        assert read(path).run.seconds >= before + 0.2
 
     def test_caches_are_kept(self, path: Path) -> None:
         """A cache that drifted is kept with its cause, and one judged again takes its place."""
