@@ -23,9 +23,18 @@ from biprop.operators import Kernel
 
 __all__ = ["ALLOCATIONS", "VIEWS", "no_stand_ins"]
 
-# Operators of aten that hand out memory, and compute nothing of an argument's values.
+# Operators of aten that hand out memory, and compute nothing of an argument's values. The last one
+# makes a tensor of Python's numbers: modules that are imported with the first call have constants.
 ALLOCATIONS = frozenset(
-    {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+    {
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "lift_fresh",
+    }
 )
 # Operators that give memory another shape, and copy nothing. Those that copy where they must, such
 # as `reshape` and `contiguous`, call others for it, and are seen by these.
