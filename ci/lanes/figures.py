@@ -51,8 +51,9 @@ __all__ = [
 ]
 
 EVIDENCE = Path("ci") / "evidence"
-# Written by `biprop power`, and no part of a lane on a GPU.
-POWER = "power.json"
+# Written by `biprop power`, and no part of a lane on a GPU: of what is written in torch, and of the
+# Triton kernels, which an interpreter runs.
+POWER = ("power.json", "power-triton.json")
 TEXTS = (Path("README.md"), Path("kernels") / "README.md")
 _SECTION = re.compile(
     r"(?P<begin><!-- figures:(?P<name>[a-z]+) -->\n)(?P<body>.*?)(?P<end><!-- /figures -->)",
@@ -82,7 +83,7 @@ class Collected:
         times: Of the part times.
         speeds: Of the part speeds.
         campaigns: Of the part campaigns.
-        power: What `biprop power` wrote, on a CPU.
+        power: What `biprop power` wrote, on a CPU, by the names of its files.
     """
 
     pr: CellsEvidence | None = None
@@ -91,7 +92,7 @@ class Collected:
     times: TimesEvidence | None = None
     speeds: SpeedsEvidence | None = None
     campaigns: CampaignsEvidence | None = None
-    power: PowerReport | None = None
+    power: Mapping[str, PowerReport] = attrs.field(factory=dict)
 
     @property
     def parts(self) -> dict[Part, Evidence]:
@@ -121,11 +122,15 @@ def collected(root: Path) -> Collected:
             if evidence.part != part:
                 raise EvidenceError(f"{path.name} holds part={evidence.part!r}: rename it.")
             found[part] = evidence
-    power = root / EVIDENCE / POWER
+    power = [root / EVIDENCE / name for name in POWER]
     # Their types follow from their parts, which were just compared.
     return Collected(
         **found,  # type: ignore[arg-type]
-        power=report_from_text(power.read_text(encoding="utf-8")) if power.is_file() else None,
+        power={
+            path.name: report_from_text(path.read_text(encoding="utf-8"))
+            for path in power
+            if path.is_file()
+        },
     )
 
 
@@ -165,8 +170,9 @@ def notes(root: Path) -> tuple[str, ...]:
     found: dict[str, str] = {
         part: item.run.source_sha256[:_DIGITS_SHOWN] for part, item in evidence.parts.items()
     }
-    if evidence.power is not None and evidence.power.provenance is not None:
-        found["power"] = evidence.power.provenance.source_digest[:_DIGITS_SHOWN]
+    for name, report in evidence.power.items():
+        if report.provenance is not None:
+            found[Path(name).stem] = report.provenance.source_digest[:_DIGITS_SHOWN]
     now = source_sha256()[:_DIGITS_SHOWN]
     return tuple(
         f"{name} was measured from sources {digest}, and these are {now}."
@@ -304,9 +310,11 @@ def _caches(evidence: Collected) -> str:
 
 def _power(evidence: Collected) -> str:
     """Return what each method found of what is planted, and by kind of defect."""
-    report = evidence.power
-    if report is None:
-        return "No run of `biprop power` is recorded yet."
+    parts = [_power_of(report) for report in evidence.power.values()]
+    return "\n\n".join(parts) or "No run of `biprop power` is recorded yet."
+
+
+def _power_of(report: PowerReport) -> str:
     where = "" if report.provenance is None else _power_place(report.provenance)
     methods = methods_table(report, DESCRIPTIONS)
     kinds = kinds_table(report)

@@ -39,7 +39,7 @@ from biprop.signature import parse_target
 from biprop.strategies.cells import cells_of
 
 # What `biprop power` wrote is no part of a lane on a GPU.
-COMMITTED = sorted(path for path in (ROOT / EVIDENCE).glob("*.json") if path.name != POWER)
+COMMITTED = sorted(path for path in (ROOT / EVIDENCE).glob("*.json") if path.name not in POWER)
 
 
 def stored(evidence: Evidence, folder: Path) -> Path:
