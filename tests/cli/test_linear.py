@@ -37,7 +37,10 @@ def test_linear_is_found_shown_and_replayed(tmp_path: Path, preloaded: Preloaded
     In bfloat16, where the product of this processor drifts in it at all; the same in float32 is the
     session of README.md, which is run too.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     dtype = "bfloat16" if _drifts(torch.bfloat16) else "float32"
+    torch.set_num_threads(threads)
     run = partial(run_alone, preloaded=preloaded, folder=tmp_path)
     words = (
         *("--signature", SIGNATURE, "--dtype", dtype),
@@ -84,7 +87,7 @@ def test_interpreter_without_biprop_has_none(tmp_path: Path) -> None:
 
 
 def _drifts(dtype: torch.dtype) -> bool:
-    """Tell, as one would by hand, whether a row alone and the same row in a batch differ.
+    """Tell, as one would by hand, whether a row alone and the same row in a batch differ: one thread.
 
     Some processors multiply bfloat16 in one way whatever the number of rows.
     """
