@@ -87,7 +87,7 @@ def test_interpreter_without_biprop_has_none(tmp_path: Path) -> None:
 
 
 def _drifts(dtype: torch.dtype) -> bool:
-    """Tell, as one would by hand, whether a row alone and the same row in a batch differ: one thread.
+    """Tell, as by hand, whether a row alone and the same row in a batch differ, on one thread.
 
     Some processors multiply bfloat16 in one way whatever the number of rows.
     """
