@@ -51,9 +51,8 @@ __all__ = [
 ]
 
 EVIDENCE = Path("ci") / "evidence"
-# Written by `biprop power`, and no part of a lane on a GPU: of what is written in torch, and of the
-# Triton kernels, which an interpreter runs.
-POWER = ("power.json", "power-triton.json")
+# Written by `biprop power`, and no part of a lane on a GPU.
+POWER = ("power.json",)
 TEXTS = (Path("README.md"), Path("kernels") / "README.md")
 _SECTION = re.compile(
     r"(?P<begin><!-- figures:(?P<name>[a-z]+) -->\n)(?P<body>.*?)(?P<end><!-- /figures -->)",

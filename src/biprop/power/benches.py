@@ -52,12 +52,6 @@ TINY = attrs.evolve(
     watched_max=1,
     padding_max=2,
 )
-# A gradient of a weight is a sum over tokens, which says little of six of them.
-TINY_BACKWARD = attrs.evolve(
-    TINY,
-    tokens_max=LIMITS["interpreter"].tokens_max,
-    padding_max=LIMITS["interpreter"].padding_max,
-)
 
 
 class Judging(Protocol):
@@ -143,7 +137,7 @@ def planted_space(
     """
     kernel = planted.kernel()
     if limits is None:
-        limits = _limits_of(planted)
+        limits = TINY if planted.interpreted else LIMITS["cpu"]
     return Space(
         signature=kernel.signature,
         restrictions=kernel.restrictions,
@@ -154,12 +148,6 @@ def planted_space(
         thresholds=source_thresholds(kernel.function),
         limits=limits,
     )
-
-
-def _limits_of(planted: Planted) -> Limits:
-    if not planted.interpreted:
-        return LIMITS["cpu"]
-    return TINY_BACKWARD if planted.direction == "backward" else TINY
 
 
 def chain_space(kernel: Kernel, dtype: Dtype, direction: Direction) -> Space:
