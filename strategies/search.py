@@ -493,7 +493,7 @@ class _Search:
         if tally.examples and tally.is_mostly_rejected:
             return Verdict.VACUOUS, (
                 f"The target raised alone on {tally.rejected} of {tally.examples} cases: restrict "
-                f"its dimensions; its first message was: {tally.rejection}"
+                f"its dimensions with --dims; its first message was: {tally.rejection}"
             )
         if not tally.applies():
             return Verdict.VACUOUS, "No transform class applies: ask for others, or declare more."

@@ -185,8 +185,8 @@ class Tally:
             for judged, name in sorted(lacking)
         ]
         return (
-            f"Too few powered examples: {', '.join(words)}; allow more examples, or leave a class "
-            "out."
+            f"Too few powered examples: {', '.join(words)}; raise --max-examples, or leave a class "
+            "out with --transforms."
         )
 
     def class_counts(self) -> dict[str, ClassCount]:
