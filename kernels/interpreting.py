@@ -6,8 +6,10 @@ since nobody else can: who judges a kernel must know that it ran.
 """
 
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
+import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
@@ -51,13 +53,15 @@ def launch(
         options: Of the compiler; the interpreter ignores them.
 
     Raises:
-        UnsupportedError: The tensors lie on the CPU, and the kernel was compiled for a GPU.
+        UnsupportedError: The tensors lie on the CPU, and the kernel was compiled for a GPU; or it
+            is interpreted, and Triton's interpreter does not work with this numpy.
     """
     lead = arguments[0]
     assert isinstance(lead, Tensor), "the first argument says where the kernel runs"
     if 0 in grid:
         return
     if interpreted(kernel):
+        _check_interpreter()
         # The interpreter computes with numpy, which warns of the NaN and Inf of dead rows.
         name = str(getattr(kernel, "__name__", kernel))
         with interpreted_launch(name), np.errstate(all="ignore"):
@@ -69,3 +73,22 @@ def launch(
             "first launch to use Triton's interpreter, use a GPU, or choose the torch backend."
         )
     kernel[grid](*arguments, **constants, **options)  # type: ignore[index]
+
+
+@cache
+def _check_interpreter() -> None:
+    """Refuse versions that raise in every loop whose end is no constant.
+
+    Raises:
+        UnsupportedError: The interpreter of Triton 3.6 takes the number out of an array in a way
+            that numpy gave up.
+    """
+    if _release(triton.__version__) < (3, 7) and _release(np.__version__) >= (2, 4):
+        raise UnsupportedError(
+            f"The interpreter of Triton {triton.__version__} does not work with numpy "
+            f"{np.__version__}: install numpy below 2.4, or Triton 3.7 or later."
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))

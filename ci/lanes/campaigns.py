@@ -96,7 +96,7 @@ def run_campaigns(
     write_evidence(path, evidence)
     for plan in plans:
         words = [*plan.words, *(() if device == "cpu" else ("--device", device)), *more]
-        result = _campaign(words, devices=run.device.count)
+        result = _campaign(words, seconds=plan.seconds, devices=run.device.count)
         failed += result is None
         if result is not None:
             kept = tuple(item for item in evidence.campaigns if item.command != result.command)
@@ -148,19 +148,18 @@ def _begun(run: Run, path: Path) -> CampaignsEvidence:
     return CampaignsEvidence(format=FORMAT, part="campaigns", run=run, campaigns=())
 
 
-def _campaign(words: list[str], *, devices: int) -> CampaignResult | None:
+def _campaign(words: list[str], *, seconds: int, devices: int) -> CampaignResult | None:
     """Run one campaign; None where it did not come to its end, and said why itself."""
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder, "events.jsonl")
         command = [sys.executable, *_PROGRAM, *words, "--store", str(Path(folder, "store"))]
-        budget = float(words[words.index("--budget") + 1].removesuffix("s"))
         try:
             done = subprocess.run(
                 [*command, "--events", str(events)],
                 cwd=ROOT,
                 stdout=subprocess.DEVNULL,
                 check=False,
-                timeout=budget + _GRACE,
+                timeout=seconds + _GRACE,
             )
         except subprocess.TimeoutExpired:
             return None

@@ -261,7 +261,7 @@ def _times(evidence: Collected) -> str:
         return "No run on a GPU is recorded yet."
     head, rows = times_table(evidence.times)
     intro = f"Medians in milliseconds, on {_place(evidence.times)}; the whole waits for no stage:"
-    return "\n".join([intro, "", *_table(head, rows)])
+    return "\n".join([intro, "", *_table(head, rows), *_about_rest(evidence.times)])
 
 
 def _speeds(evidence: Collected) -> str:
@@ -269,9 +269,13 @@ def _speeds(evidence: Collected) -> str:
     if evidence.speeds is None:
         return "No run on a GPU is recorded yet."
     head, rows = speeds_table(evidence.speeds)
-    return "\n".join(
-        [f"Medians in milliseconds, on {_place(evidence.speeds)}:", "", *_table(head, rows)]
-    )
+    intro = f"Medians in milliseconds, on {_place(evidence.speeds)}:"
+    return "\n".join([intro, "", *_table(head, rows), *_about_rest(evidence.speeds)])
+
+
+def _about_rest(evidence: TimesEvidence | SpeedsEvidence) -> list[str]:
+    """Return that a part was cut off, where it was."""
+    return [] if evidence.run.is_complete else ["", "The part was cut off: not all of it ran."]
 
 
 def _campaigns(evidence: Collected) -> str:
@@ -325,9 +329,19 @@ def _power_of(report: PowerReport) -> str:
             "",
             *_table(kinds.head, list(kinds.rows)),
             "",
+            *_left_out(report),
             conclusion(report) + ".",
         ]
     )
+
+
+def _left_out(report: PowerReport) -> list[str]:
+    """Return what was not tried, by reason."""
+    names: dict[str, list[str]] = {}
+    for note in report.left_out:
+        names.setdefault(note.reason, []).append(note.name)
+    lines = [f"Left out, {reason}: {', '.join(found)}." for reason, found in names.items()]
+    return [*lines, ""] if lines else []
 
 
 def _planted(report: PowerReport) -> str:

@@ -227,6 +227,14 @@ def test_ctrl_c_keeps_what_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         (("--device", "tpu"), "--device 'tpu' is unknown"),
         (("--resume",), "--resume needs --report-json FILE"),
         (
+            ("--backends", "tritn"),
+            "backends has 'tritn', which nothing planted has: write 'triton'",
+        ),
+        (
+            ("--backends", "torch", "--targets", "bad.json"),
+            "--backends is for biprop's own planted kernels",
+        ),
+        (
             ("--resume", "--report-json", "r.json", "--targets", "bad.json"),
             "--resume is for biprop's own planted kernels",
         ),

@@ -301,12 +301,12 @@ def test_a_lost_case_that_takes_down_a_second_process_crashes(tmp_path: Path) ->
     store = Store.open(tmp_path, create=True)
     left_behind(store, place=GONE)
     (lost,) = recover(store, campaign="now")
-    assert lost.cause is not None
-    store.update_cause(attrs.evolve(lost.cause, status="minimising"))
-    begun = attrs.evolve(left_behind(store, place=GONE), task="minimise", about=lost.cause.digest)
+    (running,) = lost.causes
+    store.update_cause(attrs.evolve(running, status="minimising"))
+    begun = attrs.evolve(left_behind(store, place=GONE), task="minimise", about=running.digest)
     store.write_begun(begun)
     recover(store, campaign="then")
-    cause = store.cause(lost.cause.digest)
+    cause = store.cause(running.digest)
     assert cause is not None
     assert (cause.status, cause.attempts) == ("minimal", 1)
     assert (tmp_path / "findings" / f"{cause.fixture}.json").exists()

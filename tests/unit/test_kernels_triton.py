@@ -1,9 +1,13 @@
 """The Triton backend apart from its numbers: it compiles without a GPU, and says what it lacks."""
 
 import os
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tests.preloaded import Preloaded
 
 from biprop.errors import UnsupportedError
@@ -67,6 +71,11 @@ for name, module_name in modules.items():
             options=module.OPTIONS,
         )
         code = compiled.asm["ptx"]
+        if name == "det_gemm_dweight_tile":
+            # A product that starts from a running sum adds its terms to it one by one.
+            dots = r"(?:tt[.]dot|warp_group_dot) %[^,]+, %[^,]+, %(\\w+)"
+            starts = re.findall(dots, compiled.asm["ttgir"])
+            assert len(starts) == 1 and starts[0].startswith("cst"), starts
         # The atomics of PTX, and its products on tensor cores.
         print(name, kind, *(bool(re.search(what, code)) for what in (r"\\b(atom|red)[.]", "mma")))
 """
@@ -119,6 +128,35 @@ class TestTriton:
         run = preloaded.run("-c", script, cwd=ROOT, env=environment)
         assert run.returncode == 0, run.stderr
         assert "set TRITON_INTERPRET=1" in run.stdout
+
+    @pytest.mark.parametrize(
+        ("of_triton", "of_numpy", "works"),
+        [("3.6.0", "2.4.6", False), ("3.6.0", "2.3.5", True), ("3.7.0", "2.4.6", True)],
+    )
+    def test_an_interpreter_that_numpy_breaks_is_unsupported(
+        self, monkeypatch: pytest.MonkeyPatch, of_triton: str, of_numpy: str, *, works: bool
+    ) -> None:
+        """The sentence says which versions go together, where each case would raise otherwise."""
+        interpreting = import_module("biprop.kernels.interpreting")
+        monkeypatch.setattr(interpreting, "triton", SimpleNamespace(__version__=of_triton))
+        monkeypatch.setattr(interpreting.np, "__version__", of_numpy)
+        launched: list[object] = []
+
+        class Interpreted:
+            def __getitem__(self, grid: object) -> Callable[..., None]:
+                return lambda *_: launched.append(grid)
+
+        def launch() -> None:
+            interpreting._check_interpreter.cache_clear()
+            interpreting.launch(Interpreted(), (1,), (torch.ones(1),), constants={}, options={})
+
+        if works:
+            launch()
+        else:
+            with pytest.raises(UnsupportedError, match=r"install numpy below 2\.4, or Triton 3\.7"):
+                launch()
+        interpreting._check_interpreter.cache_clear()
+        assert bool(launched) == works
 
     def test_a_missing_triton_is_unsupported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The sentence says what to install, and nothing is imported."""

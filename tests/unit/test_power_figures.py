@@ -44,6 +44,12 @@ def test_section_has_the_command_and_both_tables() -> None:
     assert "NOT ALL  biprop found 3 of 4" in text
 
 
+def test_section_names_what_was_left_out() -> None:
+    """A table of a part of the zoo must not look like one of the whole."""
+
+    assert "Left out, no GPU: third." in with_figures(SECTION, Collected(power={POWER[0]: MISSED}))
+
+
 def test_section_without_a_run_says_so() -> None:
     """Nothing is claimed that was not run."""
     assert "No run of `biprop power` is recorded yet." in with_figures(SECTION, Collected())

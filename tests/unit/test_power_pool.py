@@ -1,11 +1,25 @@
-"""Processes of a run of power: one that is lost costs the trial that it was given, and no other."""
+"""A run of power: what is chosen, and that a lost process costs the trial that it was given."""
 
 from multiprocessing import active_children
 
+from biprop.kernels.planted import PLANTED
 from biprop.power.pool import made
 from biprop.power.subjects import Choice, chosen, planted_subjects
 from biprop.power.working import Task
 from biprop.reports.power import Trial
+
+
+def test_backends_are_chosen() -> None:
+    """Each planted kernel is of one backend, those of Triton on a CPU are interpreted."""
+    subjects, _ = planted_subjects("cpu")
+    of_triton = chosen(subjects, Choice(backends=("triton",)))
+    of_torch = chosen(subjects, Choice(backends=("torch",)))
+    interpreted = {item.name for item in PLANTED if item.interpreted}
+
+    assert of_triton
+    assert {subject.name for subject in of_triton} <= interpreted
+    assert not interpreted & {subject.name for subject in of_torch}
+    assert len(of_triton) + len(of_torch) == len(subjects)
 
 
 def test_a_lost_process_costs_one_trial() -> None:

@@ -86,6 +86,14 @@ def test_totals_count_trials_cells_and_examples() -> None:
     assert MISSED.totals("needle").trials == 0
 
 
+def test_a_structure_below_the_known_one_is_as_good() -> None:
+    """The exhaustive search knows its own kinds of data alone."""
+    below = attrs.evolve(SMALLEST, cost={"slots": (1,), "dims": (9,)})
+    totals = report(attrs.evolve(trial(FIRST, 1, 3), shrunk=below)).totals("biprop")
+
+    assert (totals.known, totals.reached) == (1, 1)
+
+
 def test_half_of_the_trials_without_a_find_have_no_median() -> None:
     """What was mostly missed took no number of examples."""
     found = report(trial(FIRST, 1, 3), trial(FIRST, 2, 200, found=False))

@@ -105,6 +105,15 @@ class TestNoStandIns:
         assert done.poisons == ("nan",)
         assert done.actual_backend == ("triton-interpreter" if DEVICE == "cpu" else "triton")
 
+    def test_a_constant_made_with_the_call_is_no_stand_in(self) -> None:
+        """As of a module that is imported with the first call of a backend."""
+
+        def with_constant(x: Tensor) -> object:
+            torch.tensor([1.0, 0.5])
+            return row_sums(x)
+
+        assert run(registered(with_constant)).outputs["y"].shape == (4,)
+
     def test_a_quiet_fallback_is_named_at_the_size_that_takes_it(self) -> None:
         """Eight rows are summed by the kernel, nine by torch."""
         kernel = registered(quiet_fallback)

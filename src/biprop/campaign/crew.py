@@ -19,10 +19,8 @@ import attrs
 
 from biprop.campaign.messages import (
     Answer,
-    EpochDone,
-    MinimiseDone,
+    Done,
     Ready,
-    ReplayDone,
     Settings,
     Task,
 )
@@ -244,7 +242,7 @@ class _Slot:
         self._heard_at = time.monotonic()
         if isinstance(found, Ready):
             self.is_ready = True
-        elif isinstance(found, (EpochDone, MinimiseDone, ReplayDone)):
+        elif isinstance(found, Done):
             self.task = None
         return found
 

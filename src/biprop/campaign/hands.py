@@ -30,7 +30,7 @@ from biprop.fixtures.program_replay import replay_program
 from biprop.fixtures.programs import AnyFixture, ProgramFixture
 from biprop.fixtures.records import Fixture
 from biprop.fixtures.replay import replay
-from biprop.generation import Space, Sweep
+from biprop.generation import Space
 from biprop.reports.program_records import CacheReport
 from biprop.reports.records import CellReport, ClassCount
 from biprop.strategies.profiles import PROFILES, Profile
@@ -131,7 +131,7 @@ class SearchHands:
                 max_examples=self._settings.max_examples,
                 seconds_max=task.seconds,
                 seed=task.seed,
-                sweep=_sweep(task),
+                sweep=task.sweep,
                 has_fixed=task.is_first,
                 keep=_keeping(log),
             )
@@ -194,12 +194,6 @@ class SearchHands:
         self._opens += 1
         if self._opens % _OPENS_MAX == 0:
             self._child.close()
-
-
-def _sweep(task: EpochTask) -> Sweep:
-    """Return the turn that an epoch sweeps sizes from: where those before it ended."""
-    seed = task.seed if task.sweep_seed is None else task.sweep_seed
-    return Sweep(seed=seed, index=task.swept)
 
 
 def _keeping(log: Log) -> Callable[[AnyFixture], str]:

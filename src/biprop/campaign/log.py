@@ -301,9 +301,9 @@ class CaseJournal(Journal):
         is_second: bool = False,
     ) -> Iterator[Path]:
         """Have a case on disk for as long as it is being judged; see `Journal.entry`."""
-        del device, is_second
-        with self._log.launching(
-            case_text, kind="kernel", reference=reference, provenance=provenance
+        del is_second
+        with self.entries(
+            reference=reference, device=device, case_texts=(case_text,), provenance=provenance
         ):
             yield Path()
 

@@ -13,7 +13,7 @@ import attrs
 from biprop.campaign.cells import Cell
 from biprop.campaign.records import CauseRecord, EpochFinding, EpochRecord, Place, ReplayRecord
 from biprop.contract import Contract
-from biprop.generation import Exclusion
+from biprop.generation import Exclusion, Sweep
 from biprop.provenance import Provenance
 from biprop.reports.records import ClassCount
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "Done",
     "EpochDone",
     "EpochTask",
     "Found",
@@ -81,8 +82,8 @@ class EpochTask:
         lacks_power: Whether the cell still lacks powered examples of a class.
         excluded: Classes that are not drawn together, as they were found to fail.
         known: Behaviours that the cell has shown, as `biprop.campaign.behaviours` counts them.
-        sweep_seed: Of the sweep of sizes, one for all epochs of the cell; None: `seed`.
-        swept: Turns of that sweep that earlier epochs took.
+        sweep: The turn that sizes are swept from, where earlier epochs of the cell ended; None: the
+            first one of `seed`.
     """
 
     number: int
@@ -93,8 +94,7 @@ class EpochTask:
     lacks_power: bool = True
     excluded: tuple[Exclusion, ...] = ()
     known: frozenset[int] = frozenset()
-    sweep_seed: int | None = None
-    swept: int = 0
+    sweep: Sweep | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -242,7 +242,9 @@ class ReplayDone:
     record: ReplayRecord | None
 
 
-Answer = Ready | Progress | Found | Waiting | EpochDone | MinimiseDone | ReplayDone
+# What a process says when its task is over, and whatever it says.
+Done = EpochDone | MinimiseDone | ReplayDone
+Answer = Ready | Progress | Found | Waiting | Done
 
 
 class Hands(Protocol):

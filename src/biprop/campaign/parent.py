@@ -43,7 +43,7 @@ from biprop.campaign.store import Store
 from biprop.campaign.text import counted
 from biprop.case import Json, Judged
 from biprop.data.words import hash_words
-from biprop.generation import Exclusion
+from biprop.generation import Exclusion, Sweep
 
 __all__ = ["Parent"]
 
@@ -329,8 +329,10 @@ class Parent:
             lacks_power=total is None or bool(total.lacking()) or not total.classes,
             excluded=() if is_whole else self._exclusions(turn.cell.id),
             known=frozenset(turn.known),
-            sweep_seed=hash_words("sweep", turn.cell.id, self._record.seed),
-            swept=self._swept(turn.cell.id),
+            sweep=Sweep(
+                seed=hash_words("sweep", turn.cell.id, self._record.seed),
+                index=self._swept(turn.cell.id),
+            ),
         )
 
     def _swept(self, cell: str) -> int:
@@ -442,8 +444,8 @@ class Parent:
         if lost.epoch is not None:
             text += f"; {lost.epoch.message[0].lower()}{lost.epoch.message[1:]}"
         self._tell("lost", text, cell=begun.cell, campaign=begun.campaign, worker=begun.worker)
-        if lost.cause is not None and begun.task == "epoch":
-            for cause in (lost.cause, *lost.others):
+        if begun.task == "epoch":
+            for cause in lost.causes:
                 self._add_cause(cause)
 
     def _plan_replays(self) -> None:

@@ -26,10 +26,8 @@ import attrs
 
 from biprop.campaign.crew import SECONDS_UNTIL_HUNG, Answered, Died
 from biprop.campaign.messages import (
-    EpochDone,
-    MinimiseDone,
+    Done,
     Ready,
-    ReplayDone,
     Settings,
     Task,
     Waiting,
@@ -326,7 +324,7 @@ class _Place:
         """Keep what an answer says of the process."""
         if isinstance(event.answer, Ready):
             self.is_ready, self.failed_starts = True, 0
-        elif isinstance(event.answer, (EpochDone, MinimiseDone, ReplayDone)):
+        elif isinstance(event.answer, Done):
             self.task = None
 
     def give(self, task: Task) -> None:

@@ -37,14 +37,12 @@ class Lost:
     Attributes:
         begun: What it was doing.
         epoch: Its record, where that was an epoch that was not recorded before.
-        cause: The case that was running, where there was one; of an attempt to shrink, its cause.
-        others: Cases that were running together with it.
+        causes: The cases that were running; of an attempt to shrink, its cause.
     """
 
     begun: Begun
     epoch: EpochRecord | None = None
-    cause: CauseRecord | None = None
-    others: tuple[CauseRecord, ...] = ()
+    causes: tuple[CauseRecord, ...] = ()
 
 
 def recover(store: Store, *, campaign: str, is_begun: bool = False) -> tuple[Lost, ...]:
@@ -136,7 +134,7 @@ def _lost_epoch(
     if store.has_epoch(name):
         # It was killed between its record and the end.
         return Lost(begun=begun)
-    causes = [] if running is None else _as_findings(store, begun, running, words=words)
+    causes = () if running is None else _as_findings(store, begun, running, words=words)
     found = (finding for finding in begun.findings if store.cause(finding.cause) is not None)
     findings = (*found, *(EpochFinding(cause=cause.digest) for cause in causes))
     record = EpochRecord(
@@ -160,7 +158,7 @@ def _lost_epoch(
         is_stopped=is_stopped,
     )
     store.write_epoch(record)
-    return Lost(begun=begun, epoch=record, cause=next(iter(causes), None), others=tuple(causes[1:]))
+    return Lost(begun=begun, epoch=record, causes=causes)
 
 
 def _lost_attempt(store: Store, begun: Begun, running: Running | None, *, is_stopped: bool) -> Lost:
@@ -179,10 +177,12 @@ def _lost_attempt(store: Store, begun: Begun, running: Running | None, *, is_sto
         fixture = store.fixture(cause.fixture) if is_crash else None
         store.update_cause(cause, fixture)
     store.release_minimising(begun.about)
-    return Lost(begun=begun, cause=cause)
+    return Lost(begun=begun, causes=() if cause is None else (cause,))
 
 
-def _as_findings(store: Store, begun: Begun, running: Running, *, words: str) -> list[CauseRecord]:
+def _as_findings(
+    store: Store, begun: Begun, running: Running, *, words: str
+) -> tuple[CauseRecord, ...]:
     """Store every case that was running; none where they cannot be read, as of another version."""
     message = f"The process that judged it {words}."
     provenance = running.provenance or Provenance(device=running.device)
@@ -196,7 +196,7 @@ def _as_findings(store: Store, begun: Begun, running: Running, *, words: str) ->
         cause = cause_of_fixture(fixture, cell=begun.cell, campaign=begun.campaign, is_lost=True)
         store.add_cause(cause, fixture)
         found.append(cause)
-    return found
+    return tuple(found)
 
 
 def _fixture(running: Running, message: str, provenance: Provenance) -> AnyFixture:

@@ -16,7 +16,7 @@ from biprop.kernels import CACHES
 from biprop.kvcache.records import CacheReference
 from biprop.kvcache.shape import CacheLayout
 from biprop.operators import Registry
-from biprop.signature.words import nearest, quoted
+from biprop.signature.words import advice_on, quoted
 from biprop.suite.plan import Choice, plan_of
 
 __all__ = ["registered_cells"]
@@ -80,11 +80,9 @@ def _check(registry: Registry, names: Sequence[str]) -> None:
     known = sorted([*operators, *(cache.name for cache in CACHES)])
     for name in names:
         if name not in known:
-            meant = nearest(name, known)
-            advice = f"write {quoted(meant)}" if meant else f"use {', '.join(known)}"
             raise UsageError(
                 f"--operators names {quoted(name)}, which is neither an operator nor a cache: "
-                f"{advice}."
+                f"{advice_on(name, known)}."
             )
 
 

@@ -14,7 +14,7 @@ from biprop.kernels.planted import CHAIN, PLANTED
 from biprop.power.manifest import Entry
 from biprop.reports.power import Cell
 from biprop.reports.suite import Note
-from biprop.signature.words import nearest, quoted
+from biprop.signature.words import advice_on, quoted
 
 __all__ = ["Choice", "Subject", "chosen", "planted_subjects", "subjects_of"]
 
@@ -160,6 +160,6 @@ def chosen(subjects: Sequence[Subject], choice: Choice) -> tuple[Subject, ...]:
 def _check(what: str, given: Sequence[str], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
-            meant = nearest(name, known)
-            advice = f"write {quoted(meant)}" if meant else f"use {', '.join(dict.fromkeys(known))}"
-            raise UsageError(f"{what} has {quoted(name)}, which nothing planted has: {advice}.")
+            raise UsageError(
+                f"{what} has {quoted(name)}, which nothing planted has: {advice_on(name, known)}."
+            )

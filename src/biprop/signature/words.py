@@ -15,6 +15,7 @@ __all__ = [
     "NAME_LENGTH_MAX",
     "NUMBER_MAX",
     "TEXT_LENGTH_MAX",
+    "advice_on",
     "checked_text",
     "fault_of_name",
     "nearest",
@@ -107,6 +108,13 @@ def number_of(digits: str, *, least: int = 1) -> int | None:
         return None
     number = int(digits)
     return number if least <= number <= NUMBER_MAX else None
+
+
+def advice_on(name: str, known: Iterable[str]) -> str:
+    """Return what to write in the place of an unknown name, as the end of a sentence."""
+    names = tuple(dict.fromkeys(known))
+    meant = nearest(name, names)
+    return f"write {quoted(meant)}" if meant else f"use {', '.join(names)}"
 
 
 def nearest(text: str, known: Iterable[str]) -> str | None:
