@@ -88,7 +88,12 @@ class Profile:
 PROFILES: dict[ProfileName, Profile] = {
     "dev": Profile(name="dev", examples=60, examples_interpreted=8),
     "pr": Profile(
-        name="pr", examples=60, examples_interpreted=8, examples_against=10, derandomized=True
+        name="pr",
+        examples=60,
+        examples_interpreted=8,
+        examples_against=10,
+        layouts_gpu=2,
+        derandomized=True,
     ),
     "nightly": Profile(
         name="nightly",

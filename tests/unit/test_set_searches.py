@@ -156,7 +156,7 @@ class TestSearch:
         for profile in (*PROFILES.values(), CAMPAIGN):
             assert profile.layouts_of("cpu") == profile.layouts_of("interpreter") == 1
         assert PROFILES["nightly"].layouts_of("gpu") == CAMPAIGN.layouts_of("gpu-target") == 4
-        assert PROFILES["pr"].layouts_of("gpu") == 1
+        assert PROFILES["pr"].layouts_of("gpu") == 2
         assert set(LIMITS) >= {"gpu", "gpu-target"}
 
     def test_a_real_kernel_is_searched_in_sets(self) -> None:
