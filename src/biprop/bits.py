@@ -198,17 +198,21 @@ def raw_differ(one: Tensor, other: Tensor) -> Tensor:
     Returns:
         Bool, one element, where the tensors lie.
     """
-    both = bit_pattern(one), bit_pattern(other)
-    if all(_holds_words(bits) for bits in both):
+    both = one.detach().contiguous(), other.detach().contiguous()
+    if all(map(_holds_words, both)):
         # Narrow elements would be compared, and their answers joined, several times as slowly.
-        both = both[0].view(-1).view(torch.int64), both[1].view(-1).view(torch.int64)
-    return (both[0] != both[1]).any()
+        return (both[0].view(-1).view(torch.int64) != both[1].view(-1).view(torch.int64)).any()
+    return (bit_pattern(both[0]) != bit_pattern(both[1])).any()
 
 
-def _holds_words(bits: Tensor) -> bool:
+def _holds_words(values: Tensor) -> bool:
     """Return whether contiguous memory can be read in words of the widest integer."""
-    width = bits.element_size()
-    return bits.numel() * width % _WIDEST == 0 and bits.storage_offset() * width % _WIDEST == 0
+    width = values.element_size()
+    return (
+        width <= _WIDEST
+        and values.numel() * width % _WIDEST == 0
+        and values.storage_offset() * width % _WIDEST == 0
+    )
 
 
 def compare(

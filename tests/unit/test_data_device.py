@@ -5,7 +5,9 @@ Without a GPU Triton's interpreter runs it, on small tensors; tests/gpu has larg
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -17,7 +19,7 @@ from tests.unit.test_data_golden import RECIPES, TABLE, tokens_of
 from biprop.bits import same_bits
 from biprop.data import device
 from biprop.data.block import Block
-from biprop.data.device import expand_by_kernel, takes_kernel
+from biprop.data.device import expand_by_kernel, expand_plan, takes_kernel
 from biprop.data.expand import digest, expand_tokens, expansion_of
 from biprop.data.floats import format_of
 from biprop.data.plan import CODES, Code, plan_of
@@ -263,6 +265,47 @@ class TestExpansion:
         )
 
         assert same_bits(values.cpu(), expected).all()
+
+
+class TestCompiled:
+    """What Triton compiled is launched again without asking it for it."""
+
+    def test_only_what_is_new_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same kind in the same dtype is compiled once; both launches are told the same."""
+        compiled: list[dict[str, object]] = []
+        launched: list[tuple[object, ...]] = []
+
+        class Ready:
+            def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+                return lambda *arguments: launched.append((grid, *arguments[1:]))
+
+        class Function:
+            def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Ready]:
+                def launch(*arguments: object, **fixed: object) -> Ready:
+                    compiled.append(fixed)
+                    constants = [fixed[name] for name in ("CODES", "MIXED", "R", "W")]
+                    launched.append((grid, *arguments[1:], *constants))
+                    return Ready()
+
+                return launch
+
+        module = SimpleNamespace(expand_slices=Function(), OPTIONS={"num_warps": 4})
+        monkeypatch.setattr(device, "_kernel_module", lambda: module)
+        monkeypatch.setattr(device, "_is_interpreted", lambda: False)
+        monkeypatch.setattr(device, "_COMPILED", {})
+        drawn = attrs.evolve(draw_tensor(1), dtype=torch.bfloat16)
+        whole = drawn.block("cpu")
+        plan = plan_of(drawn.recipe, whole)
+        for _ in range(2):
+            expand_plan(plan, whole, table=plan.table)
+        first, second = launched
+        other = attrs.evolve(drawn, dtype=torch.float32).block("cpu")
+        expand_plan(plan_of(drawn.recipe, other), other, table=plan.table)
+
+        assert len(first) == len(second)
+        assert all(one is two or one == two for one, two in zip(first, second, strict=True))
+        assert len(compiled) == 2
+        assert all(fixed["num_warps"] == 4 for fixed in compiled)
 
 
 class TestTransfer:

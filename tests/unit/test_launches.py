@@ -4,7 +4,7 @@ import attrs
 import pytest
 import torch
 
-from biprop.case import Case, Judged, TransformData
+from biprop.case import Case, Judged, TransformData, TransformValue
 from biprop.data import Recipe
 from biprop.errors import CaseError
 from biprop.generation.legal import illegal
@@ -30,6 +30,7 @@ from biprop.transforms import (
     Transform,
     UseForm,
     apply_all,
+    transform_from_data,
     transform_to_data,
 )
 from biprop.transforms.effect import changed_classes
@@ -94,7 +95,7 @@ class TestTokenPool:
 
         count = alone.watched_token_count
         assert beside.watched_token_count == count == 5
-        for name in ("sequence_id", "token", "position", "active", "watched"):
+        for name in ("sequence_id", "token", "position", "active", "compared"):
             assert getattr(beside, name)[:count].tolist() == getattr(alone, name).tolist()
 
     def test_positions_start_where_the_sequence_says(self) -> None:
@@ -420,6 +421,19 @@ class TestIsolation:
     def test_every_transform_has_an_isolation_case(self) -> None:
         """A transform that is added must be added here."""
         assert {type(transform) for _, transform, _ in ISOLATION} == set(TRANSFORMS)
+
+
+class TestReading:
+    """Transforms are read from their data once."""
+
+    @pytest.mark.parametrize("values", [{"count": True}, {"count": "1"}], ids=str)
+    def test_what_looks_like_it_is_no_other_value(self, values: dict[str, TransformValue]) -> None:
+        """A wrong type is refused, though an equal value was read before."""
+        read = transform_from_data(TransformData(name="AddNeighbours", values={"count": 1}))
+
+        assert read == AddNeighbours(count=1)
+        with pytest.raises(CaseError, match="is no int"):
+            transform_from_data(TransformData(name="AddNeighbours", values=values))
 
 
 class TestChangedClasses:

@@ -118,6 +118,21 @@ class Block:
             target=None if self.target is None else self.target[rows],
         )
 
+    def holding(self, tokens: Tokens | None, target: Tensor | None) -> "Block":
+        """Return the block with its tokens and their targets elsewhere, as on another device."""
+        # Written out: for every tensor of a case `attrs.evolve` takes longer than all the rest.
+        return Block(
+            seed=self.seed,
+            name=self.name,
+            number_format=self.number_format,
+            device=self.device,
+            tokens=tokens,
+            target=target,
+            dims=self.dims,
+            sizes=self.sizes,
+            coordinates=self.coordinates,
+        )
+
     def at_first_axis(self, index: Tensor) -> "Block":
         """Return the block of some coordinates of the first dimension only."""
         first, *others = self.coordinates

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import math
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,9 @@ _TILE_LONG = (1, 1024)
 _WIDTH_SHORT_MAX = 512
 # Elements of a slice that one program expands, where they do not depend on each other.
 _SPAN = 8192
+# By device, dtypes and what is fixed when it is compiled: before every launch of a function Triton
+# asks of each of its many constants whether it changed, which takes longer than the launch.
+_COMPILED: dict[tuple[object, ...], Any] = {}
 # Counts are 32-bit numbers in the kernel; where an element lies is a 64-bit one.
 _COUNT_MAX = 1 << 30
 
@@ -46,6 +50,7 @@ def takes_kernel(recipe: Recipe, block: Block) -> bool:
     return all(kind in CODES for kind in kinds) and max(slices, block.sizes[-1]) < _COUNT_MAX
 
 
+@functools.cache
 def has_kernel() -> bool:
     """Return whether Triton is there and compiles: its interpreter would be slower than torch."""
     return importlib.util.find_spec("triton") is not None and not _is_interpreted()
@@ -89,8 +94,8 @@ def _launch(plan: Plan, block: Block, out: Tensor, tile: tuple[int, int], table:
     tokens = block.tokens
     nothing = _nothing(block.device)
     kernel = _kernel_module()
-    interpreted = _is_interpreted()
-    kernel.expand_slices[(math.ceil(slices / tile[0]) * parts,)](
+    grid = (math.ceil(slices / tile[0]) * parts, 1, 1)
+    arguments = (
         out,
         table,
         nothing if tokens is None else tokens.sequence_id.contiguous(),
@@ -111,12 +116,18 @@ def _launch(plan: Plan, block: Block, out: Tensor, tile: tuple[int, int], table:
         span,
         parts,
         len(costs),
-        CODES=plan.codes,
-        MIXED=plan.mixed,
-        R=tile[0],
-        W=tile[1],
-        **({} if interpreted else kernel.OPTIONS),
     )
+    fixed = {"CODES": plan.codes, "MIXED": plan.mixed, "R": tile[0], "W": tile[1]}
+    if _is_interpreted():
+        kernel.expand_slices[grid](*arguments, **fixed)
+        return
+    dtypes = (item.dtype for item in arguments if isinstance(item, Tensor))
+    key = (out.device, *dtypes, *fixed.values())
+    compiled = _COMPILED.get(key)
+    if compiled is None:
+        _COMPILED[key] = kernel.expand_slices[grid](*arguments, **fixed, **kernel.OPTIONS)
+    else:
+        compiled[grid](*arguments, *fixed.values())
 
 
 def _slice_count(block: Block) -> int:

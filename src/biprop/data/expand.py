@@ -60,7 +60,7 @@ class Expansion:
         if self.recipe.kind in CONSTANTS or not math.prod(self.shape):
             return _constant(self.recipe, self.shape, whole.number_format, whole.device)
         if tokens is not whole.tokens or target is not whole.target:
-            whole = attrs.evolve(whole, tokens=tokens, target=target)
+            whole = whole.holding(tokens, target)
         if self.plan is not None:
             return expand_plan(self.plan, whole, table=table).reshape(self.shape)
         return _by_torch(self.recipe, whole).reshape(self.shape)

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Final
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -194,7 +195,8 @@ def plan_of(recipe: Recipe, block: Block) -> Plan:
         table += record
         codes |= 1 << code
     return Plan(
-        table=torch.tensor(table + points, dtype=torch.int64),
+        # Of a list of Python's numbers numpy makes an array in half the time.
+        table=torch.from_numpy(np.array(table + points, dtype=np.int64)),
         codes=codes,
         first=first,
         record_count=len(recipes),

@@ -40,15 +40,21 @@ def moved_all(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
     if device.type != "cuda" or not tensors:
         return [tensor.to(device) for tensor in tensors]
     # Wide elements first, so that each part begins at a multiple of its own width.
-    order = sorted(range(len(tensors)), key=lambda place: -tensors[place].element_size())
-    plain = [tensors[place].reshape(-1).view(torch.uint8) for place in order]
-    parts = torch.split(_joined(plain, device), [part.numel() for part in plain])
+    widths = [-tensor.element_size() for tensor in tensors]
+    order = sorted(range(len(tensors)), key=widths.__getitem__)
+    plain = [_bytes_of(tensors[place]) for place in order]
+    parts = _joined(plain, device).split_with_sizes([part.numel() for part in plain])
     found = list(tensors)
     for place, part in zip(order, parts, strict=True):
         was = tensors[place]
         typed = part.view(was.dtype)
         found[place] = typed if was.dim() == 1 else typed.view(was.shape)
     return found
+
+
+def _bytes_of(values: Tensor) -> Tensor:
+    flat = values.contiguous() if values.dim() == 1 else values.reshape(-1)
+    return flat.view(torch.uint8)
 
 
 def _joined(plain: list[Tensor], device: torch.device) -> Tensor:

@@ -5,7 +5,8 @@ maps alone, as masks do, is made by `biprop.execution.derived`. Every tensor is 
 write where it likes. Reading outputs back is done by `biprop.execution.outputs`.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import attrs
 import torch
@@ -15,8 +16,9 @@ from biprop.bits import Poison, poison_
 from biprop.case import Case
 from biprop.execution.derived import derived
 from biprop.execution.frame import Frame, Slots, to_slots
-from biprop.execution.storage import allocate, copied
+from biprop.execution.storage import allocate, copied, copy_runs
 from biprop.execution.values import Values, dtype_of
+from biprop.layout.launch import DEAD
 from biprop.layout.physical import Placement, placement_of
 from biprop.layout.records import Fill, Layout
 from biprop.signature import Argument, Signature, TokenAxis
@@ -124,8 +126,7 @@ class Materialiser:
             return self.case.scalars[argument.name]
         if kind == "position":
             source = self.values.position
-            largest = float(frame.pool.position.max())
-            fills = self._whole_fills(largest)
+            fills = self._whole_fills(lambda: int(frame.pool.position.max()))
             return self._gathered(signature, argument, source, frame, fills=fills)
         return derived(signature, argument, frame, self.case)
 
@@ -133,16 +134,17 @@ class Materialiser:
         padding = self.layout.padding
         if argument.is_float:
             return FILL_VALUES[padding.fill], FILL_VALUES[padding.dead_rows_fill]
-        if padding.fill == padding.dead_rows_fill == "zero":
-            return 0.0, 0.0
-        return self._whole_fills(float(self.values.largest(argument.name)))
+        return self._whole_fills(lambda: self.values.largest(argument.name))
 
-    def _whole_fills(self, largest: float) -> tuple[float, float]:
+    def _whole_fills(self, largest: Callable[[], int]) -> tuple[float, float]:
         """Return what dead slots of whole numbers hold: 0, or the largest legal value."""
         padding = self.layout.padding
+        if padding.fill == padding.dead_rows_fill == "zero":
+            return 0.0, 0.0
+        most = float(largest())
         return (
-            0.0 if padding.fill == "zero" else largest,
-            0.0 if padding.dead_rows_fill == "zero" else largest,
+            0.0 if padding.fill == "zero" else most,
+            0.0 if padding.dead_rows_fill == "zero" else most,
         )
 
     def _placement(self, argument: Argument, dtype: torch.dtype) -> Placement:
@@ -196,24 +198,45 @@ class Materialiser:
         slots = frame.slots(signature, plan.axis)
         shape = frame.shape_of(argument, self.case.dims)
         result = allocate(shape, source.dtype, frame.device, plan.placement)
-        by_slot = result if plan.straight else result.permute(plan.to_slots)
-        if slots.span is not None:
-            rows = source[slots.span[0] : slots.span[1]]
-            by_slot.copy_(rows.view(slots.shape + plan.free))
-            return result
-        assert slots.index is not None, "slots without a span have an index"
         if plan.straight:
-            rows = result.view(len(slots.index), *source.shape[1:])
-            torch.index_select(source, 0, slots.index, out=rows)
-            _fill(rows, slots, fills)
-        else:
-            rows = source.index_select(0, slots.index)
-            _fill(rows, slots, fills)
-            by_slot.copy_(rows.view(slots.shape + plan.free))
+            _gather(result if len(slots.shape) == 1 else result.flatten(0, 1), source, slots, fills)
+            return result
+        rows = _rows_of(slots, source)
+        if rows is None:
+            count = math.prod(slots.shape)
+            rows = torch.empty((count, *plan.free), dtype=source.dtype, device=source.device)
+            _gather(rows, source, slots, fills)
+        result.permute(plan.to_slots).copy_(rows.view(slots.shape + plan.free))
         return result
 
 
-def _fill(rows: Tensor, slots: Slots, fills: tuple[float, float]) -> None:
-    for where, value in zip((slots.dead, slots.dead_rows), fills, strict=True):
-        if where is not None:
-            rows.index_fill_(0, where, value if rows.is_floating_point() else int(value))
+def _rows_of(slots: Slots, source: Tensor) -> Tensor | None:
+    """Return the rows of an axis where they lie in `source` as they are wanted; else None."""
+    if len(slots.stretches) == 1 and len(slots.stretches[0].runs) == 1:
+        first, count = slots.stretches[0].runs[0]
+        return source[first : first + count]
+    return None
+
+
+def _gather(rows: Tensor, source: Tensor, slots: Slots, fills: tuple[float, float]) -> None:
+    """Write the row of each slot's token into `[slots, *free]`, and what dead slots hold."""
+    if slots.index is not None:
+        torch.index_select(source, 0, slots.index, out=rows)
+        for where, value in zip((slots.dead, slots.dead_rows), fills, strict=True):
+            if where is not None:
+                rows.index_fill_(0, where, _fill(rows, value))
+        return
+    first = 0
+    for stretch in slots.stretches:
+        part = rows
+        if len(slots.stretches) > 1:
+            part = rows[first : first + stretch.count]
+            first += stretch.count
+        if stretch.runs:
+            copy_runs(part, source, stretch.runs)
+        else:
+            part.fill_(_fill(rows, fills[0] if stretch.dead == DEAD else fills[1]))
+
+
+def _fill(rows: Tensor, value: float) -> float:
+    return value if rows.is_floating_point() else int(value)

@@ -21,7 +21,11 @@ def actual_backend(kernel: Kernel) -> str:
     from triton.runtime.interpreter import InterpretedFunction  # noqa: PLC0415  # imported already
     from triton.runtime.jit import JITFunction  # noqa: PLC0415  # likewise
 
-    found = [_unwrapped(value) for value in _names_beside(kernel.function)]
+    found = [
+        _unwrapped(value)
+        for value in _names_beside(kernel.function)
+        if type(value).__module__.startswith("triton.")
+    ]
     if any(isinstance(value, InterpretedFunction) for value in found):
         return "triton-interpreter"
     if any(isinstance(value, JITFunction) for value in found):

@@ -8,10 +8,12 @@ neither side. Rows are read back by `biprop.execution.outputs`.
 from functools import cached_property
 
 import attrs
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from biprop.layout.pool import TokenPool
+from biprop.execution.records import TokenIndex
+from biprop.layout.pool import TokenPool, rank_of
 from biprop.layout.query_context import fed_once
 from biprop.signature import Signature, TokenAxis
 from biprop.signature.roles import has_contexts
@@ -37,16 +39,30 @@ class ComparedTokens:
         """Return int64: the pool index of each compared row of an axis, in logical order."""
         if axis == "B":
             return self.pool.last[: self.pool.watched_count]
-        return self._contexts if axis in _CONTEXTS else self.pool.compared
+        return self.pool.compared if self._is_usual(axis) else self._contexts
 
-    def ranks(self, axis: TokenAxis, found: Tensor) -> Tensor:
+    def index(self, axis: TokenAxis) -> TokenIndex:
+        """Return which token each compared row of an axis belongs to."""
+        pool = self.pool
+        if self._is_usual(axis):
+            return TokenIndex(sequence_id=pool.compared_ids, token=pool.compared_tokens)
+        places = self.places(axis)
+        return TokenIndex(sequence_id=pool.sequence_id[places], token=pool.token[places])
+
+    def ranks(self, axis: TokenAxis, found: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the place of each slot's token among the compared ones, -1 where it is none.
 
         Args:
             axis: Token axis of the slots.
             found: int64, pool index of each slot, negative where it is dead.
         """
-        return self._rank(axis)[found.clamp(min=0)].where(found >= 0, -1)
+        ranks = self._rank(axis).numpy()[np.maximum(found, 0)]
+        ranks[found < 0] = -1
+        return ranks
+
+    def _is_usual(self, axis: TokenAxis) -> bool:
+        """Return whether all that the pool compares is compared on an axis."""
+        return axis != "B" and (self.fed_once is None or axis not in _CONTEXTS)
 
     @cached_property
     def _contexts(self) -> Tensor:
@@ -54,9 +70,9 @@ class ComparedTokens:
         return places if self.fed_once is None else places[self.fed_once[places]]
 
     def _rank(self, axis: TokenAxis) -> Tensor:
-        if axis == "B":
-            return self._row_rank
-        return self._context_rank if axis in _CONTEXTS else self.pool.rank
+        if self._is_usual(axis):
+            return self.pool.rank
+        return self._row_rank if axis == "B" else self._context_rank
 
     @cached_property
     def _row_rank(self) -> Tensor:
@@ -64,12 +80,10 @@ class ComparedTokens:
 
     @cached_property
     def _context_rank(self) -> Tensor:
-        return self.pool.rank if self.fed_once is None else self._rank_of(self._contexts)
+        return self._rank_of(self._contexts)
 
     def _rank_of(self, places: Tensor) -> Tensor:
-        rank = torch.full_like(self.pool.sequence_of, -1)
-        rank[places] = torch.arange(len(places))
-        return rank
+        return rank_of(places, len(self.pool.sequence_of))
 
 
 def compared_tokens(signature: Signature, pool: TokenPool, cuts: tuple[int, ...]) -> ComparedTokens:

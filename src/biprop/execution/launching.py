@@ -155,10 +155,9 @@ def _dead_of(
         if not _tells_dead(signature, argument.token_axis):
             continue
         assert isinstance(value, Tensor), "marked arguments are tensors"
-        slots = frame.slots(signature, argument.token_axis)
-        where = [item for item in (slots.dead, slots.dead_rows) if item is not None]
-        if where:
-            found.append((argument, value, torch.cat(where)))
+        where = frame.slots(signature, argument.token_axis).dead_slots(frame.device)
+        if where is not None:
+            found.append((argument, value, where))
     return found
 
 

@@ -50,8 +50,8 @@ def _filled_up(terms: Tensor) -> Tensor:
 
 
 def _chained(steps: Tensor) -> Tensor:
-    total = steps[0]
-    for step in steps[1:]:
+    total, *others = steps.unbind()
+    for step in others:
         total = total + step
     return total
 
@@ -60,8 +60,11 @@ def _halves(terms: Tensor) -> Tensor:
     while terms.shape[-1] > 1:
         half = (terms.shape[-1] + 1) // 2
         head, tail = terms[..., :half], terms[..., half:]
-        both = head[..., : tail.shape[-1]] + tail
-        terms = torch.cat([both, head[..., tail.shape[-1] :]], dim=-1)
+        count = tail.shape[-1]
+        if count == half:
+            terms = head + tail
+        else:
+            terms = torch.cat([head[..., :count] + tail, head[..., count:]], dim=-1)
     return _single(terms)
 
 
@@ -69,7 +72,7 @@ def _pairs(terms: Tensor) -> Tensor:
     while terms.shape[-1] > 1:
         even = terms.shape[-1] // 2 * 2
         both = terms[..., 0:even:2] + terms[..., 1:even:2]
-        terms = torch.cat([both, terms[..., even:]], dim=-1)
+        terms = both if even == terms.shape[-1] else torch.cat([both, terms[..., even:]], dim=-1)
     return _single(terms)
 
 

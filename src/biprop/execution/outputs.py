@@ -7,6 +7,7 @@ They are copied at once, since a target may return its argument or a buffer that
 from collections.abc import Iterable
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from biprop.errors import OutputError
 from biprop.execution.compared import ComparedTokens
 from biprop.execution.frame import Frame, Kept, slot_axes, to_slots
 from biprop.execution.records import TokenIndex
+from biprop.execution.storage import copy_runs
 from biprop.execution.values import dtype_of
 from biprop.signature import Argument, Signature, TokenAxis
 
@@ -138,14 +140,14 @@ class Collector:
             self.outputs[name] = torch.empty(shape, dtype=flat.dtype, device=flat.device)
             self._axes[name], self._kept[name] = axis, []
         self._kept[name].append((kept, launch))
-        if kept.run is not None:
-            slot, rank, count = kept.run
-            self.outputs[name][rank : rank + count] = flat[slot : slot + count]
+        outputs = self.outputs[name]
+        if kept.device_slots is None:
+            for rank, stretch in kept.stretches:
+                copy_runs(outputs[rank : rank + stretch.count], flat, stretch.runs)
         else:
-            assert kept.device_slots is not None, "kept slots without a run are indexed"
-            assert kept.device_ranks is not None, "kept slots without a run are indexed"
+            assert kept.device_ranks is not None, "slots and ranks come together"
             rows = flat.index_select(0, kept.device_slots)
-            self.outputs[name].index_copy_(0, kept.device_ranks, rows)
+            outputs.index_copy_(0, kept.device_ranks, rows)
 
     def whole(self, name: str, values: Tensor) -> None:
         """Copy a tensor that belongs to no token."""
@@ -159,16 +161,9 @@ class Collector:
 
     def index(self) -> dict[str, TokenIndex | None]:
         """Return by name which token each row belongs to."""
-        pool = self.compared.pool
-        known: dict[TokenAxis, TokenIndex] = {}
-        for axis in self._axes.values():
-            if axis not in known:
-                places = self.compared.places(axis)
-                known[axis] = TokenIndex(
-                    sequence_id=pool.sequence_id[places], token=pool.token[places]
-                )
         return {
-            name: known[self._axes[name]] if name in self._axes else None for name in self.outputs
+            name: self.compared.index(self._axes[name]) if name in self._axes else None
+            for name in self.outputs
         }
 
     def rows(self) -> dict[str, Tensor]:
@@ -191,12 +186,8 @@ class Collector:
 
 
 def _placed(parts: list[tuple[Kept, int]], *, count: int) -> Tensor:
-    slots = torch.cat([kept.slots for kept, _ in parts])
-    ranks = torch.cat([kept.ranks for kept, _ in parts])
-    sizes = torch.tensor([len(kept.ranks) for kept, _ in parts])
-    numbers = torch.tensor([launch for _, launch in parts])
-    rows = torch.full((count, 2), -1)
-    rows[ranks] = torch.stack([slots, numbers.repeat_interleave(sizes)], dim=1)
-    assert len(ranks) == count, f"{len(ranks)} rows came by instead of {count}"
+    rows = np.full((count, 2), -1)
+    found = sum(kept.place(rows, launch) for kept, launch in parts)
+    assert found == count, f"{found} rows came by instead of {count}"
     assert bool((rows >= 0).all()), "a row came by twice, and another one never"
-    return rows
+    return torch.from_numpy(rows)

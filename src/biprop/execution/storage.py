@@ -6,6 +6,7 @@ so that a kernel that reads past its tensor meets the same in every run of one c
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from biprop.layout.physical import BOUNDARY, Placement
 
-__all__ = ["allocate", "copied"]
+__all__ = ["allocate", "copied", "copy_runs"]
 
 _PLAIN = Placement()
 
@@ -48,7 +49,24 @@ def allocate(
 
 def copied(values: Tensor, placement: Placement = _PLAIN) -> Tensor:
     """Return a copy of `values` in memory of its own."""
+    if placement.is_plain and values.device.type != "cpu":
+        return _checked(values.clone(memory_format=torch.contiguous_format))
     return allocate(tuple(values.shape), values.dtype, values.device, placement).copy_(values)
+
+
+def copy_runs(rows: Tensor, source: Tensor, runs: Sequence[tuple[int, int]]) -> None:
+    """Write runs of rows of `source`, one after the other, into `rows`; their bits stay.
+
+    Args:
+        rows: `[n, *free]`.
+        source: `[m, *free]` of the same dtype.
+        runs: First row and count of each; at least one, `n` rows in all.
+    """
+    parts = [source[first : first + count] for first, count in runs]
+    if len(parts) == 1:
+        rows.copy_(parts[0])
+    else:
+        torch.cat(parts, out=rows)
 
 
 def _storage(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

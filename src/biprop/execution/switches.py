@@ -5,6 +5,7 @@ They are chosen in `biprop.case.Execution`; what the process had is told by `bip
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 
 import attrs
 import torch
@@ -29,11 +30,11 @@ def switched(execution: Execution) -> Iterator[None]:
     """Set what `execution` says, where the process has it otherwise, until the block ends."""
     before = _state()
     try:
-        _set(_wanted(execution))
+        _set(_wanted(execution), before)
         with _attention(execution.sdpa_backend):
             yield
     finally:
-        _set(before)
+        _set(before, _state())
 
 
 @attrs.frozen(kw_only=True)
@@ -50,6 +51,7 @@ class _State:
     fp16_reduced: tuple[bool, bool]
 
 
+@cache
 def _wanted(execution: Execution) -> _State:
     return _State(
         threads=execution.threads,
@@ -81,8 +83,9 @@ def _state() -> _State:
     )
 
 
-def _set(wanted: _State) -> None:
-    has = _state()
+def _set(wanted: _State, has: _State) -> None:
+    if wanted == has:
+        return
     if has.threads != wanted.threads:
         torch.set_num_threads(wanted.threads)
     if has.deterministic != wanted.deterministic:

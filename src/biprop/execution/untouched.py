@@ -24,11 +24,16 @@ class Unread:
 
     Attributes:
         flag: Bool, one element: whether an argument was written into.
-        sentence: What is wrong then.
+        argument: Its declaration.
     """
 
     flag: Tensor
-    sentence: str
+    argument: Argument
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong then."""
+        return _sentence(self.argument)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -59,7 +64,7 @@ class Untouched:
             if not changed and item.copy is not None:
                 flag = raw_differ(item.values, item.copy)
                 if _is_read_late(flag):
-                    unread.append(Unread(flag=flag, sentence=_sentence(item.argument)))
+                    unread.append(Unread(flag=flag, argument=item.argument))
                     continue
                 changed = bool(flag)
             if changed:

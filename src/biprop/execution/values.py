@@ -65,10 +65,11 @@ class Values:
         """Return the values of the first `count` tokens, in the same memory."""
         if count == len(self.position):
             return self
-        return attrs.evolve(
-            self,
+        return Values(
             tokens={name: values[:count] for name, values in self.tokens.items()},
+            parameters=self.parameters,
             position=self.position[:count],
+            largest=self._bounds,
             whole=self._whole or self.tokens,
             samples=self._samples,
         )
@@ -120,16 +121,16 @@ def values_of(
         digest = "" if argument.token_axis else maker.digest(argument, recipe)
         values = WEIGHTS.find(digest) if digest else None
         if values is None:
-            made = maker.wanted(argument.name, argument, recipe, ids, signature)
-            wanted.append(attrs.evolve(made, digest=digest))
+            wanted.append(
+                maker.wanted(argument.name, argument, recipe, ids, signature, digest=digest)
+            )
         else:
             kept[argument.name] = values
     for output in upstream_outputs(kernel, case.judged):
         name = f"d{output.name}"
         if name not in case.data:
             raise CaseError(f"Upstream gradient '{name}' has no recipe: give one in data.")
-        upstream = maker.wanted(name, output, case.data[name], ids, signature)
-        wanted.append(attrs.evolve(upstream, is_upstream=True))
+        wanted.append(maker.wanted(name, output, case.data[name], ids, signature, is_upstream=True))
     largest = {item.name: case.dims[item.parameter or ""] - 1 for item in with_ids}
     return maker.made(wanted, ids, largest, kept)
 
@@ -186,6 +187,9 @@ class _Maker:
         recipe: Recipe,
         ids: Mapping[str, Tensor],
         signature: Signature,
+        *,
+        is_upstream: bool = False,
+        digest: str = "",
     ) -> _Wanted:
         """Work out `[n, *free]`, or `[*dims]` of a parameter."""
         target = _target_of(argument, signature)
@@ -200,7 +204,14 @@ class _Maker:
             target=ids.get(target),
             device=self.device,
         )
-        return _Wanted(name=name, argument=argument, expansion=expansion, target=target)
+        return _Wanted(
+            name=name,
+            argument=argument,
+            expansion=expansion,
+            target=target,
+            is_upstream=is_upstream,
+            digest=digest,
+        )
 
     def digest(self, argument: Argument, recipe: Recipe) -> str:
         """Return what tells a weight from others."""
@@ -224,10 +235,12 @@ class _Maker:
         """Expand all that is wanted, beside weights that are there already."""
         pool, tokens = self.pool, self.pool.tokens
         plans = [item.expansion.plan for item in wanted]
-        columns, position, *rest = moved_all(
+        sequence_id, token, length, position, *rest = moved_all(
             self.device,
             [
-                torch.stack((tokens.sequence_id, tokens.token, tokens.length)),
+                tokens.sequence_id,
+                tokens.token,
+                tokens.length,
                 pool.position,
                 *ids.values(),
                 *(plan.table for plan in plans if plan is not None),
@@ -236,7 +249,6 @@ class _Maker:
             ],
         )
         if self.device.type != "cpu":
-            sequence_id, token, length = columns.unbind()
             tokens = Tokens(sequence_id=sequence_id, token=token, length=length)
         remaining = iter(rest)
         there = {name: next(remaining) for name in ids}

@@ -96,7 +96,7 @@ def weight_digest(
     """
     if device.type == "cpu" and torch.Size(sizes).numel() < _ELEMENTS_MIN:
         return ""
-    told = (repr(recipe), seed, name, tuple(dims), tuple(sizes), str(dtype), str(device))
+    told = (recipe, seed, name, tuple(dims), tuple(sizes), dtype, device)
     return hashlib.sha256(repr(told).encode()).hexdigest()
 
 

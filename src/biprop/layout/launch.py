@@ -8,6 +8,7 @@ and C query and context slots of a row, TQ and TC packed ones.
 from functools import cached_property
 
 import attrs
+import numpy as np
 from torch import Tensor
 
 from biprop.signature import Signature, TokenAxis
@@ -18,6 +19,7 @@ __all__ = ["DEAD", "DEAD_ROW", "Launch"]
 DEAD = -1
 # A slot of a wholly dead row, or an empty segment.
 DEAD_ROW = -2
+_NONE: frozenset[int] = frozenset()
 _COMPUTED: tuple[TokenAxis, ...] = ("T", "S", "Q", "TQ")
 
 
@@ -37,6 +39,8 @@ class Launch:
         context_lengths: Live contexts of each row or segment; empty without contexts.
         span: First and past the last pool index, where the map is one sequence and nothing else:
             queries and contexts both, but for the one query of a kernel that takes no more.
+        runs: First pool index, or `DEAD`, and count of each run of the slots of `T`, where whoever
+            made the map knows them; None: they are to be looked for in the map.
     """
 
     maps: dict[TokenAxis, Tensor]
@@ -44,6 +48,7 @@ class Launch:
     sequences: tuple[int, ...]
     context_lengths: tuple[int, ...] = ()
     span: tuple[int, int] | None = None
+    runs: tuple[tuple[int, int], ...] | None = None
 
     @property
     def slots(self) -> Tensor:
@@ -60,6 +65,16 @@ class Launch:
     def lengths_of(self, axis: str) -> tuple[int, ...]:
         """Return the live tokens of each row or segment: `C` counts contexts, T, S and Q not."""
         return self.context_lengths if axis == "C" else self.lengths
+
+    @cached_property
+    def dead(self) -> dict[TokenAxis, frozenset[int]]:
+        """Which marks of dead slots the map of each axis holds: `DEAD`, `DEAD_ROW`."""
+        found = {}
+        for axis, slots in self.maps.items():
+            flat = slots.numpy()
+            is_live = flat.min(initial=0) >= 0
+            found[axis] = _NONE if is_live else frozenset(np.unique(flat[flat < 0]).tolist())
+        return found
 
     @cached_property
     def order(self) -> Tensor:
@@ -90,6 +105,8 @@ class Launch:
 
     def map_of(self, signature: Signature, axis: TokenAxis) -> Tensor:
         """Return the map of an axis, as the arguments and outputs of a signature see it."""
-        if axis != "B":
-            return self.maps[axis]
-        return self.maps["B"][list(self.rows(signature))]
+        found = self.maps[axis]
+        # Most rows come as they lie.
+        if axis != "B" or not signature.has_order:
+            return found
+        return found[list(self.rows(signature))]

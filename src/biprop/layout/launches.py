@@ -8,6 +8,8 @@ so no transform needs code of its own on either side. What is legal is decided b
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -118,13 +120,13 @@ def each_launch(
     sequences_whole = parameters and (backward_signature or signature).sequence_wise
     if signature.token_wise and not sequences_whole:
         for group in groups:
-            yield from _cut_slots(pool, group, _token_wise(pool, group, layout), layout.cuts)
+            yield from _cut_slots(pool, group, layout)
         return
     build = _packed if signature.layout == "packed" else _padded
     for group in groups:
         for chunk in _cut_sequences(group, layout.cuts, logical=parameters):
             if signature.token_wise:
-                yield _of_map(pool, chunk, _token_wise(pool, chunk, layout))
+                yield _uncut(pool, chunk, layout)
             else:
                 yield build(pool, chunk, layout.padding)
 
@@ -206,16 +208,12 @@ def _alone(signature: Signature, pool: TokenPool, index: int) -> Launch:
 
 def _token_wise(pool: TokenPool, group: Sequence[int], layout: Layout) -> Tensor:
     """Return the map of all slots of a token-wise launch before it is cut."""
-    slots, _ = _concatenated(pool, group)
+    slots = _concatenated(pool, group)
     if layout.selection.active_only:
         slots = slots[pool.active[slots]]
     if layout.selection.scatter:
         slots = slots[_scatter_keys(pool, slots, layout.selection.scatter).argsort(stable=True)]
-    padding = layout.padding
-    if not padding.amount:
-        return slots
-    dead = torch.full((padding.amount,), DEAD)
-    return torch.cat([dead, slots] if padding.side == "left" else [slots, dead])
+    return _padded_out(slots, layout.padding)
 
 
 def _scatter_keys(pool: TokenPool, slots: Tensor, seed: int) -> Tensor:
@@ -224,87 +222,119 @@ def _scatter_keys(pool: TokenPool, slots: Tensor, seed: int) -> Tensor:
     return mix_(words + signed(hash_words("scatter", seed)))
 
 
-def _cut_slots(
-    pool: TokenPool, group: Sequence[int], slots: Tensor, cuts: Sequence[int]
-) -> Iterator[Launch]:
-    bounds = [0, *(cut for cut in cuts if cut < len(slots)), len(slots)]
-    if len(bounds) == 2:
-        yield _of_map(pool, group, slots)
+def _cut_slots(pool: TokenPool, group: Sequence[int], layout: Layout) -> Iterator[Launch]:
+    if not layout.cuts:
+        yield _uncut(pool, group, layout)
         return
+    slots = _token_wise(pool, group, layout)
+    bounds = [0, *(cut for cut in layout.cuts if cut < len(slots)), len(slots)]
     for low, high in pairwise(bounds):
         part = slots[low:high]
-        if bool((part >= 0).any()):
+        # The only launch may have nothing but dead slots.
+        if len(bounds) == 2 or bool((part >= 0).any()):
             yield _of_map(pool, group, part)
+
+
+def _uncut(pool: TokenPool, group: Sequence[int], layout: Layout) -> Launch:
+    """Return a token-wise launch of all slots of a group."""
+    slots = _token_wise(pool, group, layout)
+    if layout.selection.active_only or layout.selection.scatter:
+        return _of_map(pool, group, slots)
+    return _of_whole(pool, group, slots, layout.padding)
+
+
+def _of_whole(pool: TokenPool, group: Sequence[int], slots: Tensor, padding: Padding) -> Launch:
+    """Return the packed launch of sequences one after the other, with dead slots at one end."""
+    lengths = _lengths(pool, group)
+    runs = [(pool.start[index], length) for index, length in zip(group, lengths, strict=True)]
+    if padding.amount:
+        runs.insert(0 if padding.side == "left" else len(runs), (DEAD, padding.amount))
+    return Launch(
+        maps={"T": slots, "B": _last_tokens(pool, group, padding.dead_rows)},
+        lengths=(*lengths, *(0,) * padding.dead_rows),
+        sequences=(*group, *(-1,) * padding.dead_rows),
+        runs=tuple(runs),
+    )
 
 
 def _of_map(pool: TokenPool, group: Sequence[int], slots: Tensor) -> Launch:
     """Return the launch of a token-wise map; its segments are what lies in it of each sequence."""
-    live = slots[slots >= 0]
+    flat = slots.numpy()
+    live = flat[flat >= 0]
     if len(group) == 1:
         return Launch(
             maps={"T": slots, "B": pool.last[group[0], None]},
             lengths=(len(live),),
             sequences=(group[0],),
         )
-    owners = pool.sequence_of[live]
-    found, counts = torch.unique_consecutive(owners, return_counts=True)
-    if len(found) > len(group) or len(found.unique()) < len(found):
+    owners = pool.sequence_of.numpy()[live]
+    bounds = [0, *(np.flatnonzero(owners[1:] != owners[:-1]) + 1).tolist(), len(owners)]
+    found = owners[bounds[:-1]] if len(owners) else owners
+    lengths = [high - low for low, high in pairwise(bounds)] if len(owners) else []
+    if len(found) > len(group) or len(set(found.tolist())) < len(found):
         # Scattered: segments have no place, and are counted in logical order.
-        found, counts = torch.unique(owners, return_counts=True)
+        found, counts = np.unique(owners, return_counts=True)
+        lengths = counts.tolist()
     return Launch(
-        maps={"T": slots, "B": pool.last[found]},
-        lengths=tuple(counts.tolist()),
+        maps={"T": slots, "B": torch.from_numpy(pool.last.numpy()[found])},
+        lengths=tuple(lengths),
         sequences=tuple(found.tolist()),
     )
 
 
 def _packed(pool: TokenPool, group: Sequence[int], padding: Padding) -> Launch:
     """Return the packed launch of whole sequences: segments, empty segments, then dead slots."""
-    slots, lengths = _concatenated(pool, group)
-    if padding.amount:
-        dead = torch.full((padding.amount,), DEAD)
-        slots = torch.cat([dead, slots] if padding.side == "left" else [slots, dead])
-    return Launch(
-        maps={"T": slots, "B": _last_tokens(pool, group, padding.dead_rows)},
-        lengths=(*lengths, *(0,) * padding.dead_rows),
-        sequences=(*group, *(-1,) * padding.dead_rows),
-    )
+    return _of_whole(pool, group, _padded_out(_concatenated(pool, group), padding), padding)
+
+
+def _padded_out(slots: Tensor, padding: Padding) -> Tensor:
+    """Return packed slots with dead ones at one end."""
+    if not padding.amount:
+        return slots
+    dead = torch.full((padding.amount,), DEAD)
+    return torch.cat([dead, slots] if padding.side == "left" else [slots, dead])
 
 
 def _padded(pool: TokenPool, group: Sequence[int], padding: Padding) -> Launch:
     """Return the launch of whole rows, as wide as the longest and the padding, then dead rows."""
     starts, lengths = _bounds(pool, group)
     width = int(lengths.max()) + padding.amount
-    token = torch.arange(width).expand(len(group), width)
-    if padding.side == "left":
-        token = token - (width - lengths)[:, None]
-    live = (token >= 0) & (token < lengths[:, None])
-    slots = torch.where(live, starts[:, None] + token, DEAD)
+    token = np.arange(width)
+    first = (width - lengths if padding.side == "left" else np.zeros_like(lengths))[:, None]
+    live = (token >= first) & (token < first + lengths[:, None])
+    slots = np.where(live, starts[:, None] - first + token, DEAD)
     if padding.dead_rows:
-        slots = torch.cat([slots, torch.full((padding.dead_rows, width), DEAD_ROW)])
+        slots = np.concatenate([slots, np.full((padding.dead_rows, width), DEAD_ROW)])
     return Launch(
-        maps={"S": slots, "B": _last_tokens(pool, group, padding.dead_rows)},
+        maps={"S": torch.from_numpy(slots), "B": _last_tokens(pool, group, padding.dead_rows)},
         lengths=(*lengths.tolist(), *(0,) * padding.dead_rows),
         sequences=(*group, *(-1,) * padding.dead_rows),
     )
 
 
 def _last_tokens(pool: TokenPool, group: Sequence[int], dead_rows: int) -> Tensor:
-    last = pool.last[list(group)]
-    return torch.cat([last, torch.full((dead_rows,), DEAD_ROW)]) if dead_rows else last
+    return torch.tensor([pool.start[index + 1] - 1 for index in group] + [DEAD_ROW] * dead_rows)
 
 
-def _bounds(pool: TokenPool, group: Sequence[int]) -> tuple[Tensor, Tensor]:
-    index = torch.tensor(list(group))
-    return pool.starts[index], pool.starts[index + 1] - pool.starts[index]
+def _bounds(
+    pool: TokenPool, group: Sequence[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the first token of each of several sequences, and their lengths."""
+    # numpy takes a fraction of the time that torch takes for a few thousand tokens.
+    index, starts = np.asarray(group), pool.starts.numpy()
+    return starts[index], starts[index + 1] - starts[index]
 
 
-def _concatenated(pool: TokenPool, group: Sequence[int]) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the tokens of several sequences one after the other, and the sequences' lengths."""
+def _lengths(pool: TokenPool, group: Sequence[int]) -> list[int]:
+    return [pool.start[index + 1] - pool.start[index] for index in group]
+
+
+def _concatenated(pool: TokenPool, group: Sequence[int]) -> Tensor:
+    """Return the tokens of several sequences one after the other."""
     if len(group) == 1:
-        start, stop = pool.start[group[0]], pool.start[group[0] + 1]
-        return torch.arange(start, stop), (stop - start,)
+        return torch.arange(pool.start[group[0]], pool.start[group[0] + 1])
     starts, lengths = _bounds(pool, group)
-    ends = lengths.cumsum(0)
-    shift = torch.repeat_interleave(starts - (ends - lengths), lengths)
-    return torch.arange(int(ends[-1])) + shift, tuple(lengths.tolist())
+    ends = lengths.cumsum()
+    tokens = (starts - (ends - lengths)).repeat(lengths)
+    tokens += np.arange(ends[-1])
+    return torch.from_numpy(tokens)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 
 from biprop.case import Case
 from biprop.layout.launch import DEAD, DEAD_ROW, Launch
@@ -109,6 +110,7 @@ def physical(
     align: int = 1,
     pool: TokenPool | None = None,
     made: tuple[Launch, ...] | None = None,
+    maps: tuple[tuple[DescribedMap, ...], ...] | None = None,
 ) -> PhysicalCall:
     """Return what `layout` makes of `case` physically.
 
@@ -120,6 +122,7 @@ def physical(
         align: Bytes that the target demands of base pointers.
         pool: `token_pool(case, layout)`, where it is at hand.
         made: The layout's launches, where they are at hand.
+        maps: What `described` says of each of them, likewise.
 
     Raises:
         CaseError: The layout cannot be laid out for the signature.
@@ -130,16 +133,17 @@ def physical(
         made = launches(signature, pool, case, layout, backward_signature=backward_signature)
     called = called_signatures(signature, case, backward_signature)
     filled = _filled_axes(called)
-    maps = [launch.maps[axis] for launch in made for axis in filled if axis in launch.maps]
+    dead = {mark for launch in made for axis in filled for mark in launch.dead.get(axis, ())}
+    loudness = layout.neighbours.loudness
     told = any(item.sequence_wise for item in called)
     return PhysicalCall(
-        launches=tuple(described(launch, pool, called) for launch in made),
+        launches=tuple(described(launch, pool, called) for launch in made)
+        if maps is None
+        else maps,
         segments=tuple(launch.lengths + launch.context_lengths for launch in made) if told else (),
-        fill=layout.padding.fill if any(bool((m == DEAD).any()) for m in maps) else None,
-        dead_rows_fill=layout.padding.dead_rows_fill
-        if any(bool((m == DEAD_ROW).any()) for m in maps)
-        else None,
-        loudness=layout.neighbours.loudness if bool(pool.loud.any()) else 0,
+        fill=layout.padding.fill if DEAD in dead else None,
+        dead_rows_fill=layout.padding.dead_rows_fill if DEAD_ROW in dead else None,
+        loudness=loudness if loudness and bool(pool.loud.any()) else 0,
         placements=_placements(called, case, layout.storage, made, align),
         dirty=layout.storage.dirty,
         form=layout.selection.form,
@@ -175,8 +179,11 @@ def described(
     found: list[DescribedMap] = []
     for axis, slots in launch.maps.items():
         if axis != "B" and axis in names:
-            named = pool.words[slots.clamp(min=0)].where(slots >= 0, slots)
-            found.append((axis, tuple(slots.shape), named.numpy().tobytes()))
+            places = slots.numpy()
+            named = pool.words.numpy()[np.maximum(places, 0)]
+            if launch.dead[axis]:
+                named = np.where(places >= 0, named, places)
+            found.append((axis, places.shape, named.tobytes()))
     return tuple(found)
 
 
@@ -195,11 +202,15 @@ def placement_of(
         align: Bytes that the target demands of base pointers.
         has_tokens: False for a tensor that the whole batch shares.
     """
-    if not argument.is_float or not (has_tokens or storage.parameters):
-        return Placement()
+    if not argument.is_float or not (has_tokens or storage.parameters) or storage == _AT_HOME:
+        return _PLAIN
     step = math.lcm(align, item_size)
     offset = -(-storage.offset * item_size // step) * step % BOUNDARY
     return Placement(offset=offset // item_size, gap=storage.gap, transposed=storage.transposed)
+
+
+_PLAIN = Placement()
+_AT_HOME = Storage()
 
 
 def _filled_axes(signatures: list[Signature]) -> list[TokenAxis]:

@@ -18,7 +18,7 @@ from biprop.layout.neighbours import neighbours_of
 from biprop.layout.records import Layout
 from biprop.sequence import LogicalSequence
 
-__all__ = ["TokenPool", "token_pool"]
+__all__ = ["TokenPool", "rank_of", "token_pool"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -37,8 +37,7 @@ class TokenPool:
         token: int32, index in its sequence.
         position: int64.
         active: bool, whether the contract governs its outputs.
-        watched: bool.
-        loud: bool, whether the neighbours' loudness applies: neighbours past the shared prefix.
+        shared_prefix: Tokens before this index take the values of the first sequence.
     """
 
     sequences: tuple[LogicalSequence, ...]
@@ -50,8 +49,7 @@ class TokenPool:
     token: Tensor
     position: Tensor
     active: Tensor
-    watched: Tensor
-    loud: Tensor
+    shared_prefix: int = 0
 
     @property
     def watched_token_count(self) -> int:
@@ -59,16 +57,32 @@ class TokenPool:
         return self.start[self.watched_count]
 
     @cached_property
+    def loud(self) -> Tensor:
+        """bool: whether the neighbours' loudness applies: neighbours past the shared prefix."""
+        loud = self.token >= self.shared_prefix
+        loud[: self.watched_token_count] = False
+        return loud
+
+    @cached_property
     def compared(self) -> Tensor:
         """int64: the pool index of each watched active token, in logical order."""
-        return (self.active & self.watched).nonzero()[:, 0]
+        active = self.active[: self.watched_token_count].numpy()
+        return torch.from_numpy(active.nonzero()[0])
 
     @cached_property
     def rank(self) -> Tensor:
         """int64 `[n]`: the place of each token in `compared`, -1 where it is not compared."""
-        rank = torch.full_like(self.sequence_of, -1)
-        rank[self.compared] = torch.arange(len(self.compared))
-        return rank
+        return rank_of(self.compared, len(self.sequence_of))
+
+    @cached_property
+    def compared_ids(self) -> Tensor:
+        """int32: the id of the sequence of each compared token."""
+        return self.sequence_id[self.compared]
+
+    @cached_property
+    def compared_tokens(self) -> Tensor:
+        """int32: the index in its sequence of each compared token."""
+        return self.token[self.compared]
 
     @cached_property
     def words(self) -> Tensor:
@@ -86,41 +100,47 @@ class TokenPool:
         return self.starts[1:] - 1
 
 
+def rank_of(places: Tensor, count: int) -> Tensor:
+    """Return int64 `[count]`: where each index stands in `places`, -1 where it does not."""
+    rank = np.full(count, -1)
+    rank[places.numpy()] = np.arange(len(places))
+    return torch.from_numpy(rank)
+
+
 def token_pool(case: Case, layout: Layout) -> TokenPool:
     """Return the pool of a case under a layout; only the layout's neighbours matter."""
     sequences = (*case.sequences, *neighbours_of(case, layout.neighbours))
-    columns = np.array(
+    ids, lengths, prompts, firsts = np.array(
         [(item.id, item.length, item.prompt_length, item.position_start) for item in sequences],
         dtype=np.int64,
     ).T
-    lengths = columns[1]
     ends = lengths.cumsum()
-
-    def repeated(numbers: "np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]") -> Tensor:
-        # numpy takes a fraction of the time that torch takes for a few thousand tokens.
-        return torch.from_numpy(numbers.repeat(lengths))
-
-    count, watched_count = int(ends[-1]), len(case.sequences)
-    token = torch.arange(count).sub_(repeated(ends - lengths))
-    own_id, own_length = (repeated(column.astype(np.int32)) for column in columns[:2])
-    watched = torch.arange(count) < int(ends[watched_count - 1])
-    token_32 = token.to(torch.int32)
+    start, watched_count = (0, *ends.tolist()), len(case.sequences)
+    # numpy takes a fraction of the time that torch takes for a few thousand tokens.
+    sequence_of = np.arange(len(sequences)).repeat(lengths)
+    token = np.arange(start[-1]) - (ends - lengths).repeat(lengths)
+    token_32 = token.astype(np.int32)
+    own_id, own_length = (column.astype(np.int32).repeat(lengths) for column in (ids, lengths))
     value_id, value_length = own_id, own_length
     if case.shared_prefix:
         # The length goes with the values: pairs over tokens stay below it.
         shared = token < case.shared_prefix
-        value_id = own_id.masked_fill(shared, case.sequences[0].id)
-        value_length = own_length.masked_fill(shared, case.sequences[0].length)
+        value_id = np.where(shared, np.int32(case.sequences[0].id), own_id)
+        value_length = np.where(shared, np.int32(case.sequences[0].length), own_length)
+    own_id_there, token_there = torch.from_numpy(own_id), torch.from_numpy(token_32)
     return TokenPool(
         sequences=sequences,
         watched_count=watched_count,
-        tokens=Tokens(sequence_id=value_id, token=token_32, length=value_length),
-        start=(0, *ends.tolist()),
-        sequence_of=repeated(np.arange(len(sequences))),
-        sequence_id=own_id,
-        token=token_32,
-        position=repeated(columns[3]).add_(token),
-        active=token >= repeated(columns[2]),
-        watched=watched,
-        loud=(token >= case.shared_prefix) & ~watched,
+        tokens=Tokens(
+            sequence_id=torch.from_numpy(value_id),
+            token=token_there,
+            length=torch.from_numpy(value_length),
+        ),
+        start=start,
+        sequence_of=torch.from_numpy(sequence_of),
+        sequence_id=own_id_there,
+        token=token_there,
+        position=torch.from_numpy(token + firsts.repeat(lengths) if firsts.any() else token),
+        active=torch.from_numpy(token >= prompts.repeat(lengths)),
+        shared_prefix=case.shared_prefix,
     )

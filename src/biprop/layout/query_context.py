@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -225,21 +226,22 @@ def _end_to_end(runs: _Runs, _: list[int], padding: Padding, amount: int) -> Ten
 def _rows(runs: _Runs, counts: list[int], padding: Padding, amount: int) -> Tensor:
     """Return `[B, slots]`: as wide as the longest row and the padding, then dead rows."""
     width = max(counts) + amount
-    slots = torch.full((len(counts) + padding.dead_rows, width), DEAD)
-    if padding.dead_rows:
-        slots[len(counts) :] = DEAD_ROW
-    ends, row = torch.tensor(counts), torch.arange(len(counts))
+    slots = np.full((len(counts) + padding.dead_rows, width), DEAD)
+    slots[len(counts) :] = DEAD_ROW
+    ends = np.array(counts)
     # From the slot of a row's first token to its place among all tokens.
-    shift = row * width - (ends.cumsum(0) - ends)
+    shift = np.arange(len(counts)) * width - (ends.cumsum() - ends)
     if padding.side == "left":
         shift += width - ends
-    tokens = _tokens(runs)
-    slots.view(-1).index_copy_(0, torch.arange(len(tokens)) + shift.repeat_interleave(ends), tokens)
-    return slots
+    tokens = _tokens(runs).numpy()
+    slots.reshape(-1)[np.arange(len(tokens)) + shift.repeat(ends)] = tokens
+    return torch.from_numpy(slots)
 
 
 def _tokens(runs: _Runs) -> Tensor:
     """Return the tokens of all runs, one after the other."""
-    counts = torch.tensor(runs.counts)
-    shift = torch.tensor(runs.firsts) - (counts.cumsum(0) - counts)
-    return torch.arange(sum(runs.counts)) + shift.repeat_interleave(counts)
+    counts = np.array(runs.counts)
+    ends = counts.cumsum()
+    tokens = (np.array(runs.firsts) - (ends - counts)).repeat(counts)
+    tokens += np.arange(ends[-1])
+    return torch.from_numpy(tokens)

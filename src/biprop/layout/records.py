@@ -26,7 +26,7 @@ FILLS_FINITE: tuple[Fill, ...] = ("zero", "one", "large")
 FILLS: tuple[Fill, ...] = (*FILLS_FINITE, "nan", "inf", "-inf")
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, cache_hash=True)
 class Neighbours:
     """The other sequences of a launch (T1, T3). Sequence j of them has id `NEIGHBOUR_ID_FIRST + j`.
 
@@ -109,7 +109,8 @@ class Storage:
     dirty: bool = False
 
 
-@attrs.frozen(kw_only=True)
+# Pools and launches are looked up by layout, several times an example.
+@attrs.frozen(kw_only=True, cache_hash=True)
 class Layout:
     """Everything around the sequences.
 

@@ -6,6 +6,7 @@ arguments values, and `biprop.operators` joins a signature with a callable.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Literal, get_args
 
 import attrs
@@ -154,13 +155,13 @@ class Argument:
             )
         )
 
-    @property
+    @cached_property
     def token_axis(self) -> TokenAxis | None:
         """The axis along which its tokens lie, `B` for one value a sequence, None without any."""
         names = {dim.name for dim in self.dims}
         return next((axis for axis in TOKEN_AXES if axis in names), None)
 
-    @property
+    @cached_property
     def free_dims(self) -> tuple[Dim, ...]:
         """The dimensions that are no token axis, fixed sizes included."""
         return tuple(dim for dim in self.dims if dim.name not in TOKEN_AXES)
@@ -208,7 +209,7 @@ class Signature:
         option = "; token_local" if self.token_local else ""
         return f"{arguments} -> {outputs}".rstrip() + option
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """How tokens lie in the tensors."""
         names = {dim.name for item in (*self.arguments, *self.outputs) for dim in item.dims}
@@ -218,7 +219,7 @@ class Signature:
             return "padded"
         return "query_context" if names & {"Q", "C"} else "packed_query_context"
 
-    @property
+    @cached_property
     def token_wise(self) -> bool:
         """True where a launch knows no sequences, so that it may be cut after any token."""
         return self.layout == "packed" and not (self.has_lengths or self.has_offsets)
@@ -228,7 +229,7 @@ class Signature:
         """True where the sequences of a launch must stay whole."""
         return not self.token_wise
 
-    @property
+    @cached_property
     def has_mask(self) -> bool:
         """True if a mask tells live slots from dead ones, row by row."""
         # A causal mask without rows, as causal_mask[Q,C], is the same for all and hides no padding.
@@ -238,17 +239,17 @@ class Signature:
             for argument in self.arguments
         )
 
-    @property
+    @cached_property
     def has_lengths(self) -> bool:
         """True if the live tokens of each sequence are counted in an argument."""
         return self._has("lengths")
 
-    @property
+    @cached_property
     def has_offsets(self) -> bool:
         """True if the cumulative live lengths are an argument."""
         return self._has("offsets")
 
-    @property
+    @cached_property
     def has_order(self) -> bool:
         """True if the slots of the live tokens in logical order are an argument."""
         return self._has("order")
@@ -258,7 +259,7 @@ class Signature:
         """True if the positions of the tokens are an argument."""
         return self._has("position")
 
-    @property
+    @cached_property
     def free_dims(self) -> tuple[str, ...]:
         """Names of the dimensions to draw, ranges of tokens included, in order of appearance."""
         found: dict[str, None] = {}
@@ -295,12 +296,12 @@ class Signature:
         }
         return tuple(name for name in _names(self.parameters) if name in read - other)
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[Argument, ...]:
         """Float tensors that the whole batch shares, without accumulators."""
         return tuple(argument for argument in self.arguments if argument.is_parameter)
 
-    @property
+    @cached_property
     def token_arguments(self) -> tuple[Argument, ...]:
         """Float tensors with values for each token or sequence, without supplied outputs."""
         return tuple(
@@ -314,7 +315,7 @@ class Signature:
         """Python numbers that are drawn."""
         return tuple(argument for argument in self.arguments if argument.kind == "scalar")
 
-    @property
+    @cached_property
     def judged_outputs(self) -> tuple[Argument, ...]:
         """What is compared: returned values that are not ignored, then marked arguments."""
         returned = tuple(output for output in self.outputs if not output.ignored)

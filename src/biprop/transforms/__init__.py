@@ -6,6 +6,7 @@ transforms are legal for a signature says `biprop.generation.legal`.
 """
 
 from collections.abc import Iterable
+from functools import cache, lru_cache
 
 import attrs
 
@@ -58,10 +59,20 @@ TRANSFORMS: tuple[type[Transform], ...] = (
     UseForm,
     Shards,
 )
+_BY_NAME = {kind.__name__: kind for kind in TRANSFORMS}
+# The same few transforms are read from their data again and again, by name and values as text.
+_READ: dict[tuple[str, str], Transform] = {}
+_KNOWN_MAX = 4096
 
 
 def apply_all(transforms: Iterable[Transform], layout: Layout = CANONICAL) -> Layout:
     """Return `layout` after a composition."""
+    return _applied(tuple(transforms), layout)
+
+
+# A composition is asked for its layout several times an example.
+@lru_cache(maxsize=_KNOWN_MAX)
+def _applied(transforms: tuple[Transform, ...], layout: Layout) -> Layout:
     for transform in transforms:
         layout = transform.apply(layout)
     return layout
@@ -81,10 +92,10 @@ def transforms_of(case: Case) -> tuple[Transform, ...]:
         CaseError: A name is unknown or appears twice, or a value is wrong.
     """
     names = [data.name for data in case.transforms]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise CaseError(f"Transform {twice[0]} appears twice: give one.")
-    return tuple(transform_from_data(data) for data in case.transforms)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CaseError(f"Transform {twice} appears twice: give one.")
+    return tuple(map(transform_from_data, case.transforms))
 
 
 def transform_from_data(data: TransformData) -> Transform:
@@ -93,11 +104,17 @@ def transform_from_data(data: TransformData) -> Transform:
     Raises:
         CaseError: The name is unknown, or a value is missing, unknown or wrong.
     """
-    for kind in TRANSFORMS:
-        if kind.__name__ == data.name:
-            return _build(kind, data)
-    known = ", ".join(kind.__name__ for kind in TRANSFORMS)
-    raise CaseError(f"Transform {data.name!r} is unknown: there are {known}.")
+    key = (data.name, repr(data.values))
+    found = _READ.get(key)
+    if found is None:
+        kind = _BY_NAME.get(data.name)
+        if kind is None:
+            known = ", ".join(_BY_NAME)
+            raise CaseError(f"Transform {data.name!r} is unknown: there are {known}.")
+        if len(_READ) >= _KNOWN_MAX:
+            _READ.clear()
+        found = _READ[key] = _build(kind, data)
+    return found
 
 
 def transform_to_data(transform: Transform) -> TransformData:
@@ -114,14 +131,24 @@ def transform_to_data(transform: Transform) -> TransformData:
 
 
 def _build(kind: type[Transform], data: TransformData) -> Transform:
-    fields = {field.name: field.type for field in attrs.fields(kind)}  # type: ignore[arg-type]
+    fields = _wanted(kind)
     for name, value in data.values.items():
         if name not in fields:
             raise CaseError(f"Transform {data.name} has no {name!r}: it has {', '.join(fields)}.")
-        wanted = {int: int, bool: bool}.get(fields[name], tuple if name == "cuts" else str)
-        if type(value) is not wanted:
-            raise CaseError(f"Transform {data.name}: {name}={value!r} is no {wanted.__name__}.")
+        if type(value) is not fields[name]:
+            wanted = fields[name].__name__
+            raise CaseError(f"Transform {data.name}: {name}={value!r} is no {wanted}.")
     try:
         return kind(**data.values)
     except ValueError as error:
         raise CaseError(f"Transform {data.name}: {error.args[0]}.") from error
+
+
+# Once for each kind: every case is read many times.
+@cache
+def _wanted(kind: type[Transform]) -> dict[str, type]:
+    """Return the type that the data of each field has."""
+    return {
+        field.name: {int: int, bool: bool}.get(field.type, tuple if field.name == "cuts" else str)
+        for field in attrs.fields(kind)  # type: ignore[arg-type]  # every transform is an attrs record
+    }

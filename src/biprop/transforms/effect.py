@@ -6,6 +6,7 @@ not.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import zip_longest
 from types import MappingProxyType
 
@@ -15,7 +16,13 @@ from biprop.case import Case
 from biprop.layout import Layout, Neighbours, Storage
 from biprop.layout.launch import Launch
 from biprop.layout.launches import each_launch
-from biprop.layout.physical import PhysicalCall, called_signatures, described, physical
+from biprop.layout.physical import (
+    DescribedMap,
+    PhysicalCall,
+    called_signatures,
+    described,
+    physical,
+)
 from biprop.layout.pool import TokenPool, token_pool
 from biprop.signature import Signature
 from biprop.signature.forms import Forms, FormSignatures, form_launched
@@ -33,10 +40,12 @@ class KnownMaps:
     Attributes:
         pools: By neighbours.
         launches: By layout, as `without_content` returns it.
+        described: What `biprop.layout.physical.described` says of each of them, likewise.
     """
 
     pools: dict[Neighbours, TokenPool] = attrs.field(factory=dict)
     launches: dict[Layout, tuple[Launch, ...]] = attrs.field(factory=dict)
+    described: dict[Layout, tuple[tuple[DescribedMap, ...], ...]] = attrs.field(factory=dict)
 
 
 def changed_classes(
@@ -89,15 +98,19 @@ class _Eye:
         where = without_content(layout)
         if where not in self.known.launches:
             self.known.launches[where] = tuple(self._launches(layout))
-        form = self._form(layout)
+        made, form, pool = self.known.launches[where], self._form(layout), self._pool(layout)
+        if where not in self.known.described:
+            called = called_signatures(form.signature, self.case, form.backward_signature)
+            self.known.described[where] = tuple(described(each, pool, called) for each in made)
         call = physical(
             form.signature,
             self.case,
             layout,
             backward_signature=form.backward_signature,
             align=self.align,
-            pool=self._pool(layout),
-            made=self.known.launches[where],
+            pool=pool,
+            made=made,
+            maps=self.known.described[where],
         )
         return call if self.poison_reached else attrs.evolve(call, dirty=False)
 
@@ -117,6 +130,7 @@ class _Eye:
                     return True
                 made.append(launch)
             self.known.launches[where] = tuple(made)
+            self.known.described[where] = whole.launches
         return whole != self.call(layout)
 
     def _launches(self, layout: Layout) -> Iterator[Launch]:
@@ -138,6 +152,7 @@ class _Eye:
         return self.known.pools[layout.neighbours]
 
 
+@lru_cache(maxsize=4096)
 def without_content(layout: Layout) -> Layout:
     """Return `layout` with what no index map depends on set back."""
     return attrs.evolve(
