@@ -35,7 +35,7 @@ from biprop.fixtures.load import fixture_from_data
 from biprop.power.methods import DESCRIPTIONS
 from biprop.provenance import Provenance, source_sha256
 from biprop.reports.power import PowerReport, report_from_text
-from biprop.reports.power_text import conclusion, kinds_table, methods_table
+from biprop.reports.power_text import conclusion, kinds_table, methods_table, uncompared
 from biprop.reports.words import case_in_words, transforms_in_words
 
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
 
 EVIDENCE = Path("ci") / "evidence"
 # Written by `biprop power`, and no part of a lane on a GPU.
-POWER = ("power.json",)
+POWER = ("power.json", "power-h200.json")
 TEXTS = (Path("README.md"), Path("kernels") / "README.md")
 _SECTION = re.compile(
     r"(?P<begin><!-- figures:(?P<name>[a-z]+) -->\n)(?P<body>.*?)(?P<end><!-- /figures -->)",
@@ -82,7 +82,7 @@ class Collected:
         times: Of the part times.
         speeds: Of the part speeds.
         campaigns: Of the part campaigns.
-        power: What `biprop power` wrote, on a CPU, by the names of its files.
+        power: What `biprop power` wrote, by the names of its files.
     """
 
     pr: CellsEvidence | None = None
@@ -330,6 +330,7 @@ def _power_of(report: PowerReport) -> str:
             *_table(kinds.head, list(kinds.rows)),
             "",
             *_left_out(report),
+            *(line for sentence in uncompared(report) for line in (sentence, "")),
             conclusion(report) + ".",
         ]
     )
@@ -355,7 +356,8 @@ def _planted(report: PowerReport) -> str:
 
 def _power_place(provenance: Provenance) -> str:
     digest = provenance.source_digest[:_DIGITS_SHOWN]
-    return f"; {provenance.arch_key}, torch {provenance.torch}, sources `{digest}`:"
+    place = " ".join(filter(None, (provenance.device_name, f"({provenance.arch_key})")))
+    return f"; {place}, torch {provenance.torch}, sources `{digest}`:"
 
 
 _SECTIONS: Mapping[str, Callable[[Collected], str]] = {

@@ -17,7 +17,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from biprop.kernels.planted import PLANTED
 from biprop.power.smallest import FILE, Entry, cost_to_data, entries, find_smallest
 
-__all__ = ["Entry", "cost_to_data", "entries", "main"]
+__all__ = ["Entry", "cost_to_data", "entries", "main", "with_devices"]
 
 
 def main(words: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
         for dtype in planted.dtypes:
             start = time.monotonic()
             entry = find_smallest(planted, dtype)
-            found[planted.name, dtype] = entry
+            found[planted.name, dtype] = with_devices(entry, committed.get((planted.name, dtype)))
             said = entry.get("structure", "nothing fails within the bounds")
             seconds = time.monotonic() - start
             sys.stdout.write(f"{seconds:6.1f} s  {planted.name} {dtype}: {said}\n")
@@ -55,6 +55,17 @@ def main(words: Sequence[str]) -> int:
     lines = ",\n".join(f"  {json.dumps(found[key])}" for key in order if key in found)
     FILE.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     return 0
+
+
+def with_devices(entry: Entry, committed: Entry | None) -> Entry:
+    """Return an entry with the devices of the committed one, if both are of one structure.
+
+    That a structure is the smallest on a GPU too is reasoned, not searched: of another structure it
+    would have to be reasoned anew.
+    """
+    if committed is None or "devices" not in committed or committed["cost"] != entry.get("cost"):
+        return entry
+    return {**entry, "devices": committed["devices"]}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 import attrs
 import pytest
-from tests.power.smallest import entries, main
+from ci.lanes.figures import EVIDENCE
+from ci.lanes.where import ROOT
+from tests.power.smallest import entries, main, with_devices
 from tests.power.trials import space_of
 from tests.power.unreached import UNREACHED
 
@@ -12,6 +14,9 @@ from biprop.judgment import Cause, Outcome, Verdict
 from biprop.kernels.planted import PLANTED, Planted
 from biprop.minimize import cost
 from biprop.minimize.exhaustive import Bounds, designs, in_words, search_smallest, structures
+from biprop.power.smallest import cost_by_component, held_on, known_smallest
+from biprop.power.subjects import planted_subjects
+from biprop.reports.power import report_from_text
 
 QUICKEST = [
     "quantise_by_batch",
@@ -65,6 +70,45 @@ def test_nearly_all_of_them_are_reached() -> None:
 
     assert [key for key in UNREACHED if key not in known] == []
     assert len(UNREACHED) <= 0.05 * len(known)
+
+
+def test_what_is_the_smallest_on_a_gpu_was_reached_and_never_undercut() -> None:
+    """Of each structure that is said to be the smallest there, the committed run is a witness."""
+    report = report_from_text((ROOT / EVIDENCE / "power-h200.json").read_text(encoding="utf-8"))
+    reached = {
+        (trial.cell.name, trial.cell.dtype, tuple(trial.shrunk.cost.values()))
+        for trial in report.trials
+        if trial.shrunk is not None
+    }
+    on_gpu = {key: entry for key, entry in entries().items() if "cuda" in held_on(entry)}
+    wrong = []
+    for key, entry in on_gpu.items():
+        costs = [cost for name, dtype, cost in reached if (name, dtype) == key]
+        if min(costs, default=()) != tuple(cost_by_component(entry).values()):
+            wrong.append(key)
+
+    assert len(on_gpu) > 10
+    assert wrong == []
+
+
+def test_smallest_is_known_of_a_planted_kernel_and_of_a_device() -> None:
+    """Small tiles are the interpreter's; a target is not compared with what has its name."""
+    subjects = {subject.name: subject for subject in planted_subjects("cuda")[0]}
+    tiled, unswept = subjects["sum_in_tiles_by_rows"], subjects["sum_in_unswept_workspace"]
+
+    assert known_smallest(tiled, "float32", device="cpu") is not None
+    assert known_smallest(tiled, "float32", device="cuda:1") is None
+    assert known_smallest(unswept, "float32", device="cuda:1") is not None
+    assert known_smallest(attrs.evolve(tiled, source="target"), "float32", device="cpu") is None
+
+
+def test_devices_are_kept_of_the_same_structure_alone() -> None:
+    """What was reasoned of one structure says nothing of another that a search finds."""
+    committed = {"cost": [1, 2], "devices": ["cpu", "cuda"], "tried": 3}
+
+    assert with_devices({"cost": [1, 2], "tried": 4}, committed)["devices"] == ["cpu", "cuda"]
+    assert "devices" not in with_devices({"cost": [1, 1]}, committed)
+    assert "devices" not in with_devices({"cost": [1, 2]}, None)
 
 
 @pytest.mark.parametrize("name", QUICKEST)

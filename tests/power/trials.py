@@ -17,7 +17,7 @@ from biprop.judgment import Outcome
 from biprop.kernels.planted import Extent, Planted
 from biprop.minimize import Minimised
 from biprop.operators import Kernel
-from biprop.power.benches import TINY, planted_bench, planted_space
+from biprop.power.benches import planted_bench, planted_space
 from biprop.power.methods import cases_of
 from biprop.power.trials import seek, shrink
 from biprop.relations import JudgeOptions
@@ -66,9 +66,7 @@ def space_of(
         is_small: Whether cases are small: little larger than where the defect begins to show.
     """
     limits = None
-    if planted.interpreted:
-        limits = TINY
-    elif is_small:
+    if is_small and not planted.interpreted:
         short = has_contexts(planted.kernel().signature)
         limits = _grown(SHORT if short else SMALL, planted.extent)
     return planted_space(planted, dtype, classes=tuple(classes), limits=limits)

@@ -12,7 +12,7 @@ __all__ = ["BELOW", "MISSED", "UNREACHED"]
 # Not found within 200 examples of the tests' seed, and why; `biprop power` says the same of others.
 MISSED: dict[tuple[str, Dtype], str] = {}
 UNREACHED: dict[tuple[str, Dtype], tuple[str, ...]] = {
-    ("dweight_chunks_by_rows", "bfloat16"): ("slots", "dead_slots"),
+    ("dx_partials_rounded", "bfloat16"): ("dim_sum", "dims"),
     ("product_of_contiguous", "bfloat16"): ("slots", "watched_tokens", "sequences"),
     ("sum_in_aligned_tiles", "bfloat16"): ("slots", "watched_tokens", "sequences"),
     ("sum_of_late_blocks", "float32"): ("watched_tokens",),

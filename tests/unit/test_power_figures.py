@@ -50,6 +50,21 @@ def test_section_names_what_was_left_out() -> None:
     assert "Left out, no GPU: third." in with_figures(SECTION, Collected(power={POWER[0]: MISSED}))
 
 
+def test_section_has_each_report_with_its_place() -> None:
+    """One after the other; what was shrunk and compared with none is counted."""
+    assert MISSED.provenance is not None
+    place = attrs.evolve(MISSED.provenance, device_name="NVIDIA H200", arch_key="cuda-sm90")
+    shrunk = MISSED.trials[1].shrunk
+    assert shrunk is not None
+    alone = attrs.evolve(MISSED.trials[1], shrunk=attrs.evolve(shrunk, least={}))
+    on_gpu = attrs.evolve(MISSED, trials=(alone,), device="cuda", provenance=place)
+    text = with_figures(SECTION, Collected(power={POWER[0]: MISSED, POWER[1]: on_gpu}))
+
+    assert text.count("| kind | kernels | biprop | needle | shrunk to the smallest |") == 2
+    assert "NVIDIA H200 (cuda-sm90), torch" in text
+    assert text.count("since no smallest one is known on cuda.") == 1
+
+
 def test_section_without_a_run_says_so() -> None:
     """Nothing is claimed that was not run."""
     assert "No run of `biprop power` is recorded yet." in with_figures(SECTION, Collected())

@@ -1,6 +1,6 @@
 """Methods of power: what each draws, that a seed says it all, and what order-revealing data add."""
 
-from itertools import islice
+from itertools import count, islice
 
 import attrs
 import pytest
@@ -11,7 +11,7 @@ from biprop.generation import illegal_in
 from biprop.kernels.planted import PLANTED, Planted
 from biprop.power.benches import planted_bench, planted_space
 from biprop.power.methods import DESCRIPTIONS, cases_of, draws_of, without_revealing
-from biprop.power.trials import trial_of
+from biprop.power.trials import seek, shrink, trial_of
 from biprop.reports.power import METHODS, Cell, MethodName
 from biprop.transforms import apply_all, transforms_of
 
@@ -160,3 +160,30 @@ def test_a_trial_follows_from_its_seed() -> None:
 
     assert trials[0] == trials[1]
     assert trials[0].found
+
+
+def test_interpreted_gradients_of_weights_have_as_many_tokens_as_sums_have_terms() -> None:
+    """Tokens are what such a gradient is summed over; other interpreted kernels have few."""
+    space = planted_space(planted_by("dweight_chunks_by_rows"), "bfloat16")
+    others = planted_space(planted_by("product_split_by_rows"), "bfloat16")
+    tokens = [
+        sum(sequence.length for sequence in case.sequences)
+        for case in cases_of(space, seed=1, count=60)
+        if case.judged == "parameter_gradients"
+    ]
+
+    assert space.limits.tokens_max == space.limits.dim_max
+    assert max(tokens) > others.limits.tokens_max
+
+
+def test_shrinking_obeys_the_clock_of_the_bench() -> None:
+    """Seconds are counted by it alone: where it runs ahead, shrinking ends at once."""
+    bench = planted_bench(planted_by("quantise_by_batch"), "float32")
+    sought = seek(bench, cases_of(bench.space, seed=1, count=40))
+    assert sought.case is not None
+    assert sought.outcome is not None
+    seconds = count(step=100)
+    hurried = attrs.evolve(bench, clock=lambda: float(next(seconds)))
+
+    assert shrink(bench, sought.case, sought.outcome).proof.complete
+    assert not shrink(hurried, sought.case, sought.outcome).proof.complete

@@ -18,7 +18,7 @@ from biprop.reports.power import (
     report_text,
     report_to_data,
 )
-from biprop.reports.power_text import conclusion, plain_table, power_tables, said
+from biprop.reports.power_text import conclusion, plain_table, power_tables, said, uncompared
 from biprop.reports.suite import Note
 
 FIRST = Cell(name="first", kind="SHAPE", dtype="float32")
@@ -92,6 +92,27 @@ def test_a_structure_below_the_known_one_is_as_good() -> None:
     totals = report(attrs.evolve(trial(FIRST, 1, 3), shrunk=below)).totals("biprop")
 
     assert (totals.known, totals.reached) == (1, 1)
+
+
+def test_a_structure_without_a_known_one_is_shown_and_counted() -> None:
+    """It is neither reached nor unshrunk, and the sentence names the device."""
+    unknown = attrs.evolve(ABOVE, least={})
+    made = attrs.evolve(
+        report(
+            attrs.evolve(trial(FIRST, 1, 3), shrunk=unknown),
+            attrs.evolve(trial(SECOND, 1, 3), shrunk=SMALLEST),
+        ),
+        device="cuda",
+    )
+    kernels, kinds, _ = power_tables(made, {})
+
+    assert list(said(made))[:2] == [
+        "Shrunk to the smallest failing structure: 1 of 1 (100 %) of those where it is known.",
+        "Shrunk, and compared with none: 1 of 2, since no smallest one is known on cuda.",
+    ]
+    assert [row[-1] for row in kernels.rows] == ["H=6", "1 of 1"]
+    assert [row[-1] for row in kinds.rows] == ["-", "1 of 1"]
+    assert list(uncompared(FOUND)) == []
 
 
 def test_half_of_the_trials_without_a_find_have_no_median() -> None:

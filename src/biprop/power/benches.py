@@ -4,6 +4,7 @@ Biprop's own run in this process. Targets of a manifest run in a worker, as for 
 that a crash or a hang of one is a verdict. What is drawn on a bench says `biprop.power.methods`.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -14,7 +15,15 @@ from biprop.case import Against, Case, Dtype
 from biprop.contract import judgment_of, load_contract
 from biprop.execution.device import on_device
 from biprop.execution.nonzeros import nonzeros_of
-from biprop.generation import LIMITS, Limits, Space, illegal_in, legal_for, wanted_classes
+from biprop.generation import (
+    LIMITS,
+    Limits,
+    Space,
+    illegal_in,
+    judged_kinds,
+    legal_for,
+    wanted_classes,
+)
 from biprop.generation.space import Direction
 from biprop.judgment import Outcome
 from biprop.kernels import OPERATORS
@@ -31,7 +40,6 @@ from biprop.strategies.spaces import space_for
 from biprop.supervision import Child, SupervisedJudge
 
 __all__ = [
-    "TINY",
     "Bench",
     "Judging",
     "broken",
@@ -43,7 +51,7 @@ __all__ = [
 ]
 
 # The interpreter runs a row in a millisecond, and needs as many for a program.
-TINY = attrs.evolve(
+_TINY = attrs.evolve(
     LIMITS["interpreter"],
     tokens_max=6,
     dim_max=12,
@@ -52,6 +60,8 @@ TINY = attrs.evolve(
     watched_max=1,
     padding_max=2,
 )
+# A gradient of weights is a sum over tokens: of as many as other sums have terms.
+_TINY_SUMMED = attrs.evolve(_TINY, tokens_max=_TINY.dim_max)
 
 
 class Judging(Protocol):
@@ -72,6 +82,7 @@ class Bench:
         nonzeros: Lists the values of a tensor, for the minimiser.
         legal: Says why a case is illegal.
         close: Lets go of the kernel.
+        clock: Of seconds that shrinking may take.
     """
 
     signature: Signature
@@ -80,6 +91,7 @@ class Bench:
     nonzeros: NonZeros
     legal: Legal
     close: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
 
 
 def open_bench(
@@ -137,7 +149,7 @@ def planted_space(
     """
     kernel = planted.kernel()
     if limits is None:
-        limits = TINY if planted.interpreted else LIMITS["cpu"]
+        limits = _limits_on_cpu(planted, kernel.signature)
     return Space(
         signature=kernel.signature,
         restrictions=kernel.restrictions,
@@ -148,6 +160,13 @@ def planted_space(
         thresholds=source_thresholds(kernel.function),
         limits=limits,
     )
+
+
+def _limits_on_cpu(planted: Planted, signature: Signature) -> Limits:
+    if not planted.interpreted:
+        return LIMITS["cpu"]
+    judged = judged_kinds(signature, planted.direction)
+    return _TINY_SUMMED if "parameter_gradients" in judged else _TINY
 
 
 def chain_space(kernel: Kernel, dtype: Dtype, direction: Direction) -> Space:
@@ -218,6 +237,8 @@ def _bench_here(kernel: Kernel, space: Space, *, device: str) -> Bench:
         judge=judge,
         nonzeros=nonzeros_of(kernel.signature, kernel.backward_signature),
         legal=legal_for(kernel),
+        # A busy machine must not cut it short: a trial is the same each time.
+        clock=time.process_time,
     )
 
 

@@ -155,6 +155,7 @@ def _tasks(subjects: Sequence[Subject], settings: Settings) -> Iterator[Task]:
                 if subject.relation == "A" and method not in _ACCURATE:
                     continue
                 for dtype in subject.dtypes:
+                    # Where it is the smallest on another device alone, what is left is shown.
                     is_known = "cost" in known.get((subject.name, dtype), {})
                     yield Task(
                         subject=subject,

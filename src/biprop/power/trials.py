@@ -75,6 +75,7 @@ def shrink(bench: Bench, case: Case, outcome: Outcome) -> Minimised:
         legal=bench.legal,
         nonzeros=bench.nonzeros,
         constants=bench.space.constants,
+        clock=bench.clock,
     )
 
 
@@ -97,7 +98,7 @@ def trial_of(
         seed: Of the cases, and of torch, which one planted kernel draws from.
         examples: At most.
         is_shrunk: Whether what failed is shrunk.
-        smallest: Entry of `biprop.power.smallest`; None where there is none.
+        smallest: Entry of `biprop.power.smallest` for the device; None where there is none.
     """
     torch.manual_seed(seed)
     start = time.monotonic()

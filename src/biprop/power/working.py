@@ -18,7 +18,7 @@ import torch
 from biprop.case import Dtype
 from biprop.errors import BipropError
 from biprop.power.benches import Bench, open_bench
-from biprop.power.smallest import entries
+from biprop.power.smallest import known_smallest
 from biprop.power.subjects import Subject
 from biprop.power.trials import trial_of, twin_trial_of
 from biprop.provenance import Provenance, collect
@@ -117,7 +117,7 @@ def make(task: Task, device: str, child: Child) -> Trial | TwinTrial:
             task.subject, task.dtype, device=device, child=child, healthy=task.healthy
         )
         try:
-            return _on(bench, task)
+            return _on(bench, task, device)
         finally:
             bench.close()
     except BipropError as error:
@@ -129,7 +129,7 @@ def make(task: Task, device: str, child: Child) -> Trial | TwinTrial:
         return task.failed(f"The trial failed with {type(error).__name__}: {error}")
 
 
-def _on(bench: Bench, task: Task) -> Trial | TwinTrial:
+def _on(bench: Bench, task: Task, device: str) -> Trial | TwinTrial:
     cell = task.subject.cell(task.dtype)
     if task.healthy:
         return twin_trial_of(bench, cell, task.method, seed=task.seed, examples=task.examples)
@@ -140,5 +140,5 @@ def _on(bench: Bench, task: Task) -> Trial | TwinTrial:
         seed=task.seed,
         examples=task.examples,
         is_shrunk=task.is_shrunk,
-        smallest=entries().get((cell.name, cell.dtype)),
+        smallest=known_smallest(task.subject, task.dtype, device=device),
     )

@@ -71,7 +71,7 @@ class Shrunk:
         cost: By component, as `biprop.minimize.cost` declares them, first ones first.
         least: Of the smallest failing structure; empty where none is known.
         runs: Cases judged on the way.
-        seconds: Wall time.
+        seconds: That it took: of the process where it ran the kernel itself, else wall time.
     """
 
     structure: str

@@ -19,6 +19,7 @@ __all__ = [
     "plain_table",
     "power_tables",
     "said",
+    "uncompared",
 ]
 
 _NONE = "-"
@@ -170,6 +171,17 @@ def conclusion(report: PowerReport) -> str:
     )
 
 
+def uncompared(report: PowerReport) -> Iterator[str]:
+    """Yield how many were shrunk where no smallest structure is known, if any were."""
+    shrunk = [trial.shrunk for trial in report.trials if trial.shrunk is not None]
+    count = sum(item.reach == "unknown" for item in shrunk)
+    if count:
+        yield (
+            f"Shrunk, and compared with none: {count} of {len(shrunk)}, since no smallest one is "
+            f"known on {report.device}."
+        )
+
+
 def plain_table(table: Table) -> str:
     """Return a table as lines of text in columns."""
     lines = [table.head, *table.rows]
@@ -185,13 +197,13 @@ def _unshrunk(report: PowerReport) -> Iterator[str]:
     """Yield what did not reach the smallest structure, and by which components of its cost."""
     found = [trial for trial in report.trials if trial.shrunk is not None]
     known = [trial for trial in found if trial.shrunk and trial.shrunk.reach != "unknown"]
-    if not known:
-        return
-    reached = sum(1 for trial in known if trial.shrunk and trial.shrunk.reach == "reached")
-    yield (
-        f"Shrunk to the smallest failing structure: {reached} of {len(known)} "
-        f"({_percent(reached / len(known))}) of those where it is known."
-    )
+    if known:
+        reached = sum(1 for trial in known if trial.shrunk and trial.shrunk.reach == "reached")
+        yield (
+            f"Shrunk to the smallest failing structure: {reached} of {len(known)} "
+            f"({_percent(reached / len(known))}) of those where it is known."
+        )
+    yield from uncompared(report)
     for trial in known:
         shrunk = trial.shrunk
         assert shrunk is not None, "only shrunk trials are known"
@@ -206,7 +218,8 @@ def _unshrunk(report: PowerReport) -> Iterator[str]:
         elif shrunk.reach == "below":
             yield (
                 f"Smaller than the known one: {_of(trial)} seed {trial.seed}: "
-                f"{plain(shrunk.structure)}; search again with ci/smallest."
+                f"{plain(shrunk.structure)}; kernels/planted/smallest.json is wrong on "
+                f"{report.device}."
             )
 
 
