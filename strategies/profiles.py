@@ -75,6 +75,14 @@ class Profile:
         """Return how many layouts a set of a lane has."""
         return self.layouts_gpu if lane.startswith("gpu") else self.layouts
 
+    def is_ahead_in(self, lane: Lane) -> bool:
+        """Say whether the next set of a lane is drawn while the one before it is judged.
+
+        Elsewhere than on a GPU both would want the same cores, and what is drawn would lag behind
+        what was seen for nothing.
+        """
+        return lane.startswith("gpu")
+
     def limits_of(self, lane: Lane) -> Limits:
         """Return how large the cases of a lane may be."""
         nightly: dict[Lane, Lane] = {

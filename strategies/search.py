@@ -6,7 +6,8 @@ Kernels run behind a `Judge` (`biprop.supervision`); people are told by `biprop.
 operator is run in the fixed configurations first (`biprop.strategies.fixed`). Where nothing drifts,
 the same is done for what a space holds canonical runs against: accuracy first, then parity with
 each other backend. On a GPU an example is one of several layouts that are judged together, as the
-profile says: they differ in nothing else, and what they share is done once.
+profile says: they differ in nothing else, and what they share is done once. There the next set is
+drawn while one is judged, where the judge can be asked ahead.
 """
 
 import math
@@ -34,7 +35,7 @@ from biprop.strategies.seeded import case_of_seed, layouts_of_seed, seeds
 from biprop.strategies.tally import Tally, classes_in
 from biprop.strategies.verdicts import ViolationError, raise_violation
 from biprop.strategies.yardsticks import fault_of_yardstick
-from biprop.supervision import Judge
+from biprop.supervision import AheadJudge, Judge, Pending, begin
 
 __all__ = ["Event", "InterruptedSearchError", "search"]
 
@@ -141,6 +142,7 @@ def search(
         findings=Findings(judge=judge, space=space, profile=profile, keep=keep),
         fixed=FixedTally.of(space) if has_fixed else FixedTally(),
         layouts=profile.layouts_of(lane),
+        is_ahead=profile.is_ahead_in(lane) and isinstance(judge, AheadJudge),
         sweep=sweep or Sweep(seed=seed, index=0),
         on_event=on_event,
     ).run()
@@ -164,7 +166,10 @@ class _Search:
     # Cases of a set, and the turn of the first set.
     layouts: int
     sweep: Sweep
+    # Whether the next set is drawn while one is judged; that one, where it was not taken yet.
+    is_ahead: bool
     on_event: Callable[[Event], None] | None
+    pending: Pending | None = None
     # Sets of relation I that were judged.
     sets: int = 0
     # What failed in a set after its first failure.
@@ -202,6 +207,10 @@ class _Search:
                 f"Stopped by Ctrl-C or SIGTERM after {report.examples} examples. {report.message}"
             )
             raise InterruptedSearchError(attrs.evolve(report, message=stopped.strip())) from None
+        finally:
+            if self.pending is not None:
+                # Nobody is left to take it: a search that ends by itself has none.
+                self.pending.drop()
         return self._report(time.monotonic() - start, unsupported)
 
     def _judge_fixed(self) -> None:
@@ -245,8 +254,13 @@ class _Search:
                 self._tell("finding", outcome.cause)
 
     def _judged(self) -> int:
-        """Return how many cases of the present relation were judged."""
-        return self.tally.examples + self.tally.examples_against - self.judged_before
+        """Return how many cases of the present relation were judged, or are being judged."""
+        under_way = 0 if self.pending is None else len(self.pending.cases)
+        return self.tally.examples + self.tally.examples_against - self.judged_before + under_way
+
+    def _turn(self) -> int:
+        """Return how many sets of relation I were judged, or are being judged."""
+        return self.sets + (self.phase is None and self.pending is not None)
 
     def _rounds_left(self) -> bool:
         return not self.findings.is_full and self._judged() < self._example_count_max()
@@ -281,20 +295,24 @@ class _Search:
 
         try:
             examples()
-        except ViolationError:
-            assert self.failure is not None
-            self._minimise(self.failure)
-            self._take_later()
-        except _EndError:
-            assert self.error is not None
-            raise self.error from None
+        except (ViolationError, _EndError):
+            # What is told is kept beside it.
+            pass
         except _LateError:
             self.is_over = True
+        failure = self.failure or self._take()
+        if failure is not None:
+            # An error since then is one of drawing, and what was drawn is dropped.
+            self.failure = self.error = None
+            self._minimise(failure)
+            self._take_later()
+        elif self.error is not None:
+            raise self.error from None
         # A round that judged nothing would be followed by others like it.
         self.is_over = self.is_over or self._judged() == before
 
     def _example(self, number: int) -> None:
-        if number not in self.seen:
+        if self.error is None and number not in self.seen:
             # One example is always judged, however slow the start was.
             if self._judged() and time.monotonic() - self.phase_start >= self._seconds_of_phase():
                 raise _LateError
@@ -313,19 +331,35 @@ class _Search:
             raise_violation(failure.cause, failure.cause.key)
 
     def _judge(self, number: int) -> Failure | None:
+        """Have the set of a seed judged, and return what failed: in it, or in the one before it.
+
+        Where sets are drawn ahead, it is taken when the next one is drawn, or the round ends.
+        """
         cases = self._cases(number)
-        if not cases[0].transforms and cases[0].against is None:
-            # Every class that applies was found to fail, so there is nothing left to judge.
+        failure = self._take()
+        if failure is not None:
+            # What was drawn meanwhile may fail of the same: it is drawn anew, without its classes.
+            return failure
+        # Less may be left by now, of what was drawn before the evidence of those taken was known.
+        cases = cases[: max(0, self._left())]
+        if not cases or (not cases[0].transforms and cases[0].against is None):
+            # Or every class that applies was found to fail, so there is nothing left to judge.
             return None
         options = JudgeOptions(repeat_canonical=self.tally.wants_repeat_of(cases))
-        outcomes = (
-            (self.judge.judge(cases[0], options),)
-            if len(cases) == 1
-            else self.judge.judge_set(cases, [options] * len(cases))
-        )
+        self.pending = begin(self.judge, cases, [options] * len(cases))
+        # Of those before, while these are judged.
+        self.tally.settle()
+        return None if self.is_ahead else self._take()
+
+    def _take(self) -> Failure | None:
+        """Take the set that is being judged, if there is one; return what failed in it first."""
+        if self.pending is None:
+            return None
+        pending, self.pending = self.pending, None
+        outcomes = pending.take()
         self.sets += self.phase is None
         failure = None
-        for case, outcome in zip(cases, outcomes, strict=True):
+        for case, outcome in zip(pending.cases, outcomes, strict=True):
             self.tally.add(case, outcome)
             self._tell("example")
             if not outcome.verdict.is_violation or outcome.cause is None:
@@ -358,7 +392,7 @@ class _Search:
         if self.phase is not None:
             return (self._case_against(number, space, self.phase),)
         # Of the sets of a search, one after the other takes the boundary size whose turn it is.
-        turn = attrs.evolve(self.sweep, index=self.sweep.index + self.sets)
+        turn = attrs.evolve(self.sweep, index=self.sweep.index + self._turn())
         space = attrs.evolve(space, sweep=turn)
         if number % 4 == 1:
             # Classes found to fail hide what else fails with them, so some cases show them still.
@@ -369,7 +403,7 @@ class _Search:
         if self.findings.items or not self._is_half_over():
             lacking = []
         # In turns: one that hardly ever has power must not take the examples of the others.
-        turns = self.sets % len(lacking) if lacking else 0
+        turns = self._turn() % len(lacking) if lacking else 0
         lacking = lacking[turns:] + lacking[:turns]
         for step in range(1, _STEERED_DRAWS if lacking else 1):
             if any((case.judged, name) == lacking[0] for name in classes_in(case)):
@@ -394,7 +428,7 @@ class _Search:
         """Return what the next case is drawn from: now and then, one of a real model's sizes."""
         every = self.space.limits.real_every
         real = real_sizes(self.space)
-        turn = self.sets if self.phase is None else self._judged()
+        turn = self._turn() if self.phase is None else self._judged()
         if not real or turn % every:
             return self.space
         # In turns, so that each of them is tried; the first example of all is one of them.
@@ -416,7 +450,7 @@ class _Search:
 
     def _is_half_over(self) -> bool:
         is_late = self._elapsed() >= self.seconds_max / 2
-        return is_late or self.tally.examples >= self.example_count // 2
+        return is_late or self._judged() >= self.example_count // 2
 
     def _minimise(self, failure: Failure) -> None:
         self._tell("failure", failure.cause)
@@ -475,7 +509,7 @@ class _Search:
             actual_backend=tally.actual_backend,
             chain_index=None if declaration is None else declaration.chain_index,
             owner=self.judge.description.owner,
-            largest=dict(tally.largest),
+            largest=tally.largest,
             judged=tally.judged_counts(),
             fixed=self.fixed.count(),
             swept=self.sweep.index + self.sets,

@@ -12,7 +12,7 @@ from biprop.case import Against, Case, Judged
 from biprop.generation import CLASSES, Space, applicability
 from biprop.generation.generator import judged_in
 from biprop.judgment import Outcome
-from biprop.layout.neighbours import neighbours_of
+from biprop.layout.neighbours import neighbour_lengths
 from biprop.reports.records import ClassCount, JudgedCount
 from biprop.strategies.probing import PROBES
 from biprop.transforms import apply_all, class_of, transforms_of
@@ -40,7 +40,6 @@ class Tally:
         power_kind: `order` or `value`; empty before anything was compared.
         actual_backend: What ran.
         rejection: Message of the first rejected case.
-        largest: Largest sizes of the cases that ran, as a report names them.
     """
 
     space: Space
@@ -54,7 +53,9 @@ class Tally:
     power_kind: str = ""
     actual_backend: str = ""
     rejection: str = ""
-    largest: dict[str, int] = attrs.field(factory=dict)
+    _largest: dict[str, int] = attrs.field(init=False, factory=dict)
+    # Cases that ran and whose sizes were not looked at yet.
+    _ran: list[Case] = attrs.field(init=False, factory=list)
     _reasons: dict[Judged, dict[str, str]] = attrs.field(init=False)
     _counts: dict[tuple[Judged, str], ClassCount] = attrs.field(init=False, factory=dict)
     _drawn: dict[tuple[Judged, str], int] = attrs.field(init=False, factory=dict)
@@ -119,8 +120,7 @@ class Tally:
             self.rejected += 1
             self.rejection = self.rejection or outcome.rejected
             return
-        for name, size in sizes_in(case).items():
-            self.largest[name] = max(size, self.largest.get(name, 0))
+        self._ran.append(case)
         if outcome.power is not None and case.against is None:
             self.power_kind = outcome.power.kind
             self.power_shares.append(outcome.power.share)
@@ -137,6 +137,19 @@ class Tally:
                 unpowered=before.unpowered + (evidence == "unpowered"),
                 tolerance_share=_larger(before.tolerance_share, outcome.tolerance_share),
             )
+
+    def settle(self) -> None:
+        """Look at what was left for when there is time: no case is drawn by it."""
+        for case in self._ran:
+            for name, size in sizes_in(case).items():
+                self._largest[name] = max(size, self._largest.get(name, 0))
+        self._ran.clear()
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """Return the largest sizes of the cases that ran, as a report names them."""
+        self.settle()
+        return dict(self._largest)
 
     @property
     def is_mostly_rejected(self) -> bool:
@@ -246,11 +259,11 @@ def classes_in(case: Case) -> tuple[str, ...]:
 
 def sizes_in(case: Case) -> dict[str, int]:
     """Return the sizes of a case: its dimensions, `length`, `sequences` and `tokens`."""
-    neighbours = neighbours_of(case, apply_all(transforms_of(case)).neighbours)
+    neighbours = neighbour_lengths(case, apply_all(transforms_of(case)).neighbours)
     lengths = [sequence.length for sequence in case.sequences]
     return {
         **case.dims,
         "length": max(lengths),
         "sequences": len(lengths) + len(neighbours),
-        "tokens": sum(lengths) + sum(sequence.length for sequence in neighbours),
+        "tokens": sum(lengths) + sum(neighbours),
     }

@@ -246,7 +246,7 @@ class TestWorkers:
             attrs.evolve(each, launches=0, seconds={}) for each in alone
         ]
         assert [each.launches for each in together] == [3, 1, 1]
-        assert journal.seen == [3]
+        assert journal.seen == [3, 1, 1, 1]
         assert not journal.leftovers()
         assert not list(tmp_path.glob("inflight-*.json"))
 

@@ -5,6 +5,8 @@ Both judge by another judge. Stopping and the journal are the part of `biprop.ca
 
 from collections.abc import Sequence
 
+import attrs
+
 from biprop.campaign.facts import behaviours_of, program_behaviours_of
 from biprop.campaign.log import Log
 from biprop.case import Case, canonical_json
@@ -14,7 +16,7 @@ from biprop.kvcache.converting import program_to_data
 from biprop.kvcache.records import CacheReference, Program, ProgramOutcome
 from biprop.operators import KernelReference
 from biprop.relations import JUDGE_OPTIONS, JudgeOptions
-from biprop.supervision import Description, Judge
+from biprop.supervision import Description, Judge, Pending, begin
 from biprop.supervision.programs import ProgramJudge
 
 __all__ = ["WatchedJudge", "WatchedPrograms"]
@@ -30,7 +32,7 @@ class WatchedJudge:
         self._judge = judge
         self._log = log
         # Of outcomes, which its ledger keeps alive: what is known already was counted before.
-        self._counted: set[int] = set()
+        self._known: set[int] = set()
 
     @property
     def reference(self) -> KernelReference:
@@ -46,21 +48,38 @@ class WatchedJudge:
         """Return the outcome of one case."""
         outcome = self._judge.judge(case, options)
         self._count(case, options, outcome)
+        self._log.behaviours.settle()
         return outcome
 
     def judge_set(
         self, cases: Sequence[Case], options: Sequence[JudgeOptions]
     ) -> tuple[Outcome, ...]:
         """Return the outcome of each of several layouts of one case."""
-        outcomes = self._judge.judge_set(cases, options)
+        outcomes = self._counted(cases, options, self._judge.judge_set(cases, options))
+        self._log.behaviours.settle()
+        return outcomes
+
+    def begin(self, cases: Sequence[Case], options: Sequence[JudgeOptions]) -> Pending:
+        """Have one case or several layouts judged; they are counted when they are taken."""
+        pending = begin(self._judge, cases, options)
+        # Of those before: whoever waits for these has nothing else to do.
+        self._log.behaviours.settle()
+        return attrs.evolve(pending, take=lambda: self._counted(cases, options, pending.take()))
+
+    def _counted(
+        self,
+        cases: Sequence[Case],
+        options: Sequence[JudgeOptions],
+        outcomes: tuple[Outcome, ...],
+    ) -> tuple[Outcome, ...]:
         for case, option, outcome in zip(cases, options, outcomes, strict=True):
             self._count(case, option, outcome)
         return outcomes
 
     def _count(self, case: Case, options: JudgeOptions, outcome: Outcome) -> None:
-        if id(outcome) in self._counted:
+        if id(outcome) in self._known:
             return
-        self._counted.add(id(outcome))
+        self._known.add(id(outcome))
         log = self._log
         is_compared = outcome.power is not None or bool(outcome.mismatches)
         log.count(
@@ -71,7 +90,7 @@ class WatchedJudge:
             seconds=sum(outcome.seconds.get(part, 0.0) for part in _IN_KERNELS),
         )
         if options.measure:
-            log.behaviours.add(behaviours_of(case, outcome))
+            log.behaviours.add_later(behaviours_of(case, outcome))
 
     def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
         """List the values of one tensor that are not zero; None if there are more than `limit`."""

@@ -7,16 +7,20 @@ Nothing here imports torch: the worker's side is `biprop.supervision.serve`, and
 from biprop.supervision.child import WORKER_COMMAND, Child
 from biprop.supervision.journal import Journal, Leftover
 from biprop.supervision.ledger import Ledger
+from biprop.supervision.pending import AheadJudge, Pending, begin
 from biprop.supervision.records import Description, Judge
 from biprop.supervision.supervised import SupervisedJudge
 
 __all__ = [
     "WORKER_COMMAND",
+    "AheadJudge",
     "Child",
     "Description",
     "Journal",
     "Judge",
     "Ledger",
     "Leftover",
+    "Pending",
     "SupervisedJudge",
+    "begin",
 ]

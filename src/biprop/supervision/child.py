@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from biprop.case import Json
 from biprop.errors import CaseError, DeviceError
@@ -101,7 +102,7 @@ class Child:
     @property
     def is_running(self) -> bool:
         """Whether a worker waits for messages, as far as is known."""
-        return self._running is not None
+        return self._running is not None and self._running.asked is None
 
     @property
     def process(self) -> int | None:
@@ -119,8 +120,9 @@ class Child:
             return
         self.starts += 1
         self._running = self._forked() or _Running(self._spawned)
+        self._running.asked = _asked(self._running, _SECONDS_TO_START)
         try:
-            ready = self._answer(_SECONDS_TO_START)
+            ready = self._answer()
         except ChildDiedError as error:
             raise DeviceError(
                 f"The worker for device={self.device} {error.reason} before it was ready: "
@@ -143,25 +145,45 @@ class Child:
             BipropError: It answered with this error.
             CaseError: The message is too long.
         """
+        self.send(message, seconds=seconds)
+        return self.take()
+
+    def send(self, message: Mapping[str, Json] | bytes, *, seconds: float) -> None:
+        """Ask as `ask` does, but leave the answer to `take`.
+
+        A worker whose last answer was not taken is ended, and another one asked.
+        """
         line = message if isinstance(message, bytes) else encode(message)
         if len(line) > LINE_BYTES_MAX:
             raise CaseError(
                 f"The case has {len(line)} bytes as JSON: make it smaller than {LINE_BYTES_MAX}."
             )
+        self.drop()
         self.start()
         assert self._running is not None
+        running = self._running
+        # First of all: should this be broken off, what was sent of it may be answered.
+        running.asked = _asked(running, seconds)
         try:
-            if not self._running.lines.send(line, seconds=seconds):
+            if not running.lines.send(line, seconds=seconds):
                 raise self._death(f"hung for {seconds:g} s", ask=True)
         except LinesEndError as error:
             raise self._death() from error
         except BaseException:
             self._kill()
             raise
-        answer = self._answer(seconds)
+
+    def take(self) -> dict[str, Json]:
+        """Return the answer to what was sent last; raises what `ask` raises."""
+        answer = self._answer()
         if "error" in answer:
             raise error_from_data(answer["error"])
         return answer
+
+    def drop(self) -> None:
+        """End a worker whose answer is not wanted: it would be taken for the next one."""
+        if self._running is not None and self._running.asked is not None:
+            self._kill()
 
     def give_up(self) -> None:
         """End a worker that no longer serves; the next call starts another."""
@@ -172,6 +194,7 @@ class Child:
 
     def close(self) -> None:
         """End the worker: gently if it listens, at once if not."""
+        self.drop()
         if self._running is not None:
             running = self._running
             with contextlib.suppress(LinesEndError):
@@ -180,17 +203,21 @@ class Child:
             self._kill()
         self._dismiss_keeper()
 
-    def _answer(self, seconds: float) -> dict[str, Json]:
+    def _answer(self) -> dict[str, Json]:
         assert self._running is not None
         running = self._running
-        begun, since = running.vitals.read().stages, time.monotonic()
+        assert running.asked is not None, "an answer is taken once"
+        seconds, begun, since = running.asked
         stage_since = since
         try:
             while True:
-                # Looked at more often than that, so that a hang is not noticed twice as late.
+                # Looked at more often than that, so that a hang is not noticed twice as late. An
+                # answer that is there already counts, however late it is looked at.
                 line = running.lines.receive(seconds=min(_SECONDS_A_LOOK, seconds / 8))
                 if line is not None:
-                    return decode(line)
+                    answer = decode(line)
+                    running.asked = None
+                    return answer
                 now, time_now = running.vitals.read().stages, time.monotonic()
                 if now != begun:
                     begun, since, stage_since = now, time_now, time_now
@@ -283,6 +310,14 @@ class Child:
             self._running = None
 
 
+class _Asked(NamedTuple):
+    """What a worker was asked: how long a stage may take, stages begun before, and when it was."""
+
+    seconds: float
+    stages: int
+    since: float
+
+
 class _Running:
     """A started worker with everything that must be closed after it."""
 
@@ -309,6 +344,8 @@ class _Running:
             for descriptor in (request_read, answer_write, lifeline_read):
                 os.close(descriptor)
         self.lines = Lines(read_fd=answer_read, write_fd=request_write)
+        # What it was asked and has not answered, as far as is known.
+        self.asked: _Asked | None = None
         # Also when nobody calls close: the worker is idle then, or its answer is not wanted.
         self.end = weakref.finalize(
             self, _end, os.getpid(), self.process, self.lines, self.vitals, lifeline_write
@@ -326,6 +363,10 @@ class _Running:
         if status == EXIT_DEVICE_LOST:
             return "lost its device"
         return f"ended the process with exit status {status}"
+
+
+def _asked(running: _Running, seconds: float) -> _Asked:
+    return _Asked(seconds=seconds, stages=running.vitals.read().stages, since=time.monotonic())
 
 
 def _end(

@@ -7,7 +7,7 @@ CRASHES; the next case is given to another child. The judging itself is
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Literal, Self
 
@@ -24,6 +24,7 @@ from biprop.supervision.child import WORKER_COMMAND, Child, ChildDiedError
 from biprop.supervision.journal import Journal
 from biprop.supervision.ledger import Ledger
 from biprop.supervision.messages import CONVERTER, encode
+from biprop.supervision.pending import Pending, Steps, finished, pending_of
 from biprop.supervision.records import Description
 
 __all__ = ["SupervisedJudge"]
@@ -101,33 +102,17 @@ class SupervisedJudge:
 
     def judge(self, case: Case, options: JudgeOptions = JUDGE_OPTIONS) -> Outcome:
         """Return the outcome of one case, CRASHES if it killed the worker."""
-        text = canonical_json(case_to_data(case))
-        key = _key(text)
-        outcome = self._ledger.find(key, options)
-        if outcome is None:
-            outcome = self._judge(case, text, options)
-            if outcome.verdict is Verdict.CRASHES and not self._child.is_running:
-                outcome = self._crash(case, outcome, options)
-            self._ledger.keep(key, options, outcome)
-        return outcome
+        return finished(self._alone(case, options))
 
     def judge_set(
         self, cases: Sequence[Case], options: Sequence[JudgeOptions]
     ) -> tuple[Outcome, ...]:
         """Return the outcome of each of several layouts of one case (see `Judge`)."""
-        data = case_to_data(cases[0])
-        layouts = [CONVERTER.unstructure(case.transforms) for case in cases]
-        texts = [canonical_json({**data, "transforms": layout}) for layout in layouts]
-        keys = [_key(text) for text in texts]
-        asked = list(zip(keys, options, strict=True))
-        outcomes = None
-        if not (self._is_careful or any(self._ledger.find(*one) for one in asked)):
-            outcomes = self._judge_set(cases[0], texts, layouts, options)
-        if outcomes is None:
-            return tuple(self.judge(*one) for one in zip(cases, options, strict=True))
-        for (key, option), outcome in zip(asked, outcomes, strict=True):
-            self._ledger.keep(key, option, outcome)
-        return outcomes
+        return finished(self._together(cases, options))
+
+    def begin(self, cases: Sequence[Case], options: Sequence[JudgeOptions]) -> Pending:
+        """Have one case or several layouts judged in the worker meanwhile (see `AheadJudge`)."""
+        return pending_of(cases, self._together(cases, options))
 
     def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:
         """List the values of one tensor that are not zero; None where there are more than `limit`.
@@ -203,9 +188,35 @@ class SupervisedJudge:
         self.reference = CONVERTER.structure(answer["reference"], KernelReference)
         return CONVERTER.structure(answer["description"], Description)
 
+    def _alone(self, case: Case, options: JudgeOptions) -> Steps[Outcome]:
+        text = canonical_json(case_to_data(case))
+        key = _key(text)
+        outcome = self._ledger.find(key, options)
+        if outcome is None:
+            outcome = yield from self._judge(case, text, options)
+            if outcome.verdict is Verdict.CRASHES and not self._child.is_running:
+                outcome = yield from self._crash(case, outcome, options)
+            self._ledger.keep(key, options, outcome)
+        return outcome
+
+    def _together(
+        self, cases: Sequence[Case], options: Sequence[JudgeOptions]
+    ) -> Steps[tuple[Outcome, ...]]:
+        asked = list(zip(cases, options, strict=True))
+        outcomes = None
+        if len(asked) > 1 and not self._is_careful:
+            outcomes = yield from self._as_set(asked)
+        if outcomes is None:
+            found = []
+            for one in asked:
+                outcome = yield from self._alone(*one)
+                found.append(outcome)
+            outcomes = tuple(found)
+        return outcomes
+
     def _judge(
         self, case: Case, text: str, options: JudgeOptions, *, is_second: bool = False
-    ) -> Outcome:
+    ) -> Steps[Outcome]:
         if not self._child.is_running or self._opened_in != self._child.starts:
             self._open()
         asking = attrs.evolve(options, careful=options.careful or self._is_careful)
@@ -214,24 +225,14 @@ class SupervisedJudge:
         )
         # The case's text is made already, for the ledger: it is not made twice.
         line = head.rstrip()[:-1] + f',"case":{text}}}\n'.encode()
-        factor = self._factor(case)
-        entry = (
-            nullcontext()
-            if self._journal is None
-            else self._journal.entry(
-                reference=self.reference,
-                device=self._child.device,
-                case_text=text,
-                provenance=self.description.provenance,
-            )
-        )
-        with entry:
+        seconds = self._timeout * self._factor(case)
+        with self._on_disk((text,)):
             try:
-                answer = self._child.ask(line, seconds=self._timeout * factor)
+                answer = yield from self._answered(line, seconds)
             except ChildDiedError as error:
                 if not error.stage and not is_second:
                     # It died before it began, of what an earlier case left behind.
-                    return self._judge(case, text, options, is_second=True)
+                    return (yield from self._judge(case, text, options, is_second=True))
                 return _crashed(case, f"The target {error.reason}.", launches=error.launches)
         outcome = outcome_from_data(answer["outcome"])
         if not answer["device_is_lost"]:
@@ -243,45 +244,38 @@ class SupervisedJudge:
         # The error was seen late, where both runs are waited for. From now on each run is waited
         # for: a kernel that breaks once breaks again, and each time costs a process.
         self._is_careful = True
-        again = self._judge(case, text, options)
+        again = yield from self._judge(case, text, options)
         return again if again.verdict is Verdict.CRASHES else outcome
 
-    def _judge_set(
-        self,
-        case: Case,
-        texts: Sequence[str],
-        layouts: Sequence[Json],
-        options: Sequence[JudgeOptions],
-    ) -> tuple[Outcome, ...] | None:
+    def _as_set(
+        self, asked: Sequence[tuple[Case, JudgeOptions]]
+    ) -> Steps[tuple[Outcome, ...] | None]:
         """Return the outcomes of a set; None where each of its cases is to be judged alone.
 
         A worker that dies of a set says nothing yet: the case that it is about kills the next one.
         """
+        case = asked[0][0]
+        data = case_to_data(case)
+        layouts = [CONVERTER.unstructure(case.transforms) for case, _ in asked]
+        texts = [canonical_json({**data, "transforms": layout}) for layout in layouts]
+        keys = [(_key(text), options) for text, (_, options) in zip(texts, asked, strict=True)]
+        if any(self._ledger.find(*key) for key in keys):
+            return None
         if not self._child.is_running or self._opened_in != self._child.starts:
             self._open()
         message: dict[str, Json] = {
             "do": "judge set",
             "kernel": self._kernel,
-            "options": CONVERTER.unstructure(tuple(options)),
-            "case": case_to_data(case),
-            "layouts": list(layouts),
+            "options": CONVERTER.unstructure(tuple(options for _, options in asked)),
+            "case": data,
+            "layouts": layouts,
         }
-        entries = (
-            nullcontext()
-            if self._journal is None
-            else self._journal.entries(
-                reference=self.reference,
-                device=self._child.device,
-                case_texts=texts,
-                provenance=self.description.provenance,
-            )
-        )
         # On a device, all launches of a set are waited for at once.
         waits = 1 if self._child.device == "cpu" else 1 + len(texts)
         seconds = self._timeout * self._factor(case) * waits
-        with entries:
+        with self._on_disk(texts):
             try:
-                answer = self._child.ask(message, seconds=seconds)
+                answer = yield from self._answered(encode(message), seconds)
             except ChildDiedError:
                 return None
         if answer["device_is_lost"]:
@@ -289,7 +283,33 @@ class SupervisedJudge:
             # One by one each run is waited for, so that the error belongs to the run that made it.
             self._is_careful = True
         found = answer["outcomes"]
-        return tuple(map(outcome_from_data, found)) if isinstance(found, list) else None
+        if not isinstance(found, list):
+            return None
+        outcomes = tuple(map(outcome_from_data, found))
+        for key, outcome in zip(keys, outcomes, strict=True):
+            self._ledger.keep(*key, outcome)
+        return outcomes
+
+    def _answered(self, line: bytes, seconds: float) -> Steps[dict[str, Json]]:
+        """Ask the worker, wait, and return its answer; dropped instead, the worker is ended."""
+        self._child.send(line, seconds=seconds)
+        try:
+            yield
+        except GeneratorExit:
+            self._child.drop()
+            raise
+        return self._child.take()
+
+    def _on_disk(self, texts: Sequence[str]) -> AbstractContextManager[object]:
+        """Return what has cases named on disk for as long as they are judged."""
+        if self._journal is None:
+            return nullcontext()
+        return self._journal.entries(
+            reference=self.reference,
+            device=self._child.device,
+            case_texts=texts,
+            provenance=self.description.provenance,
+        )
 
     def _factor(self, case: Case) -> int:
         """Return how much longer than usual a case may take: what comes first is compiled."""
@@ -298,14 +318,15 @@ class SupervisedJudge:
         self._asked.add(asked)
         return factor
 
-    def _crash(self, case: Case, outcome: Outcome, options: JudgeOptions) -> Outcome:
+    def _crash(self, case: Case, outcome: Outcome, options: JudgeOptions) -> Steps[Outcome]:
         """Return CRASHES, its cause non-finite if only a non-finite fill kills the worker."""
         if not has_nonfinite_fill(case):
             return outcome
         for fill in FILLS_TRIED:
             milder = with_finite_fill(case, fill)
             try:
-                other = self._judge(milder, canonical_json(case_to_data(milder)), options)
+                text = canonical_json(case_to_data(milder))
+                other = yield from self._judge(milder, text, options)
             except CaseError:
                 # This fill is illegal for the kernel.
                 continue
