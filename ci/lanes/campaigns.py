@@ -22,7 +22,7 @@ from ci.lanes.records import (
     read_evidence,
     write_evidence,
 )
-from ci.lanes.runs import FORMAT, EvidenceError, Run, same_run
+from ci.lanes.runs import DIGITS_SHOWN, FORMAT, EvidenceError, Run, same_run
 from ci.lanes.where import ROOT
 
 __all__ = ["PLANS", "Plan", "campaigns_table", "parse_plans", "result_of", "run_campaigns"]
@@ -120,6 +120,7 @@ def campaigns_table(evidence: CampaignsEvidence) -> tuple[tuple[str, ...], list[
     head = (
         *("command", "processes", "GPUs", "time", "cells", "examples", "examples a second"),
         *("compared sequences a second", "in kernels and comparison", "findings", "lost"),
+        "sources",
     )
     rows: list[tuple[str, ...]] = [
         (
@@ -133,6 +134,7 @@ def campaigns_table(evidence: CampaignsEvidence) -> tuple[tuple[str, ...], list[
             f"{item.compared_a_second:,.0f}",
             f"{item.share_in_kernels:.2f}",
             *(f"{item.findings}", f"{item.lost}"),
+            f"`{(item.source_sha256 or evidence.run.source_sha256)[:DIGITS_SHOWN]}`",
         )
         for item in evidence.campaigns
     ]

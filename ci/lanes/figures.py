@@ -4,10 +4,12 @@ A section stands between `<!-- figures:NAME -->` and `<!-- /figures -->`. Nobody
 hand: `ci/figures` does, and a test compares. Nothing is measured here.
 """
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import click
@@ -26,7 +28,7 @@ from ci.lanes.records import (
     TimesEvidence,
     read_evidence,
 )
-from ci.lanes.runs import EvidenceError
+from ci.lanes.runs import DIGITS_SHOWN, EvidenceError
 from ci.lanes.timing import speeds_table, times_table
 from ci.lanes.where import ROOT
 
@@ -40,6 +42,7 @@ from biprop.reports.words import case_in_words, transforms_in_words
 
 __all__ = [
     "EVIDENCE",
+    "MATRIX",
     "POWER",
     "TEXTS",
     "Collected",
@@ -51,7 +54,8 @@ __all__ = [
 ]
 
 EVIDENCE = Path("ci") / "evidence"
-# Written by `biprop power`, and no part of a lane on a GPU.
+# Written by `biprop matrix`, and by `biprop power`: no parts of a lane on a GPU.
+MATRIX = "matrix.json"
 POWER = ("power.json", "power-h200.json")
 TEXTS = (Path("README.md"), Path("kernels") / "README.md")
 _SECTION = re.compile(
@@ -59,7 +63,6 @@ _SECTION = re.compile(
     re.DOTALL,
 )
 _MARK = re.compile(r"<!-- /?figures\b")
-_DIGITS_SHOWN = 12
 _CELLS_HEAD = ("part", "cells that held", "examples", "launches", "time", "largest", "sources")
 _CACHES_HEAD = (
     *("part", "cache", "dtype", "verdict", "programs", "operations", "tensors compared"),
@@ -83,6 +86,7 @@ class Collected:
         speeds: Of the part speeds.
         campaigns: Of the part campaigns.
         power: What `biprop power` wrote, by the names of its files.
+        matrix: What `biprop matrix` wrote.
     """
 
     pr: CellsEvidence | None = None
@@ -92,6 +96,7 @@ class Collected:
     speeds: SpeedsEvidence | None = None
     campaigns: CampaignsEvidence | None = None
     power: Mapping[str, PowerReport] = attrs.field(factory=dict)
+    matrix: Mapping[str, Any] | None = None
 
     @property
     def parts(self) -> dict[Part, Evidence]:
@@ -122,6 +127,7 @@ def collected(root: Path) -> Collected:
                 raise EvidenceError(f"{path.name} holds part={evidence.part!r}: rename it.")
             found[part] = evidence
     power = [root / EVIDENCE / name for name in POWER]
+    matrix = root / EVIDENCE / MATRIX
     # Their types follow from their parts, which were just compared.
     return Collected(
         **found,  # type: ignore[arg-type]
@@ -130,6 +136,7 @@ def collected(root: Path) -> Collected:
             for path in power
             if path.is_file()
         },
+        matrix=json.loads(matrix.read_text(encoding="utf-8")) if matrix.is_file() else None,
     )
 
 
@@ -167,12 +174,14 @@ def notes(root: Path) -> tuple[str, ...]:
     """Return a sentence for each part that was measured from other sources than today's."""
     evidence = collected(root)
     found: dict[str, str] = {
-        part: item.run.source_sha256[:_DIGITS_SHOWN] for part, item in evidence.parts.items()
+        part: item.run.source_sha256[:DIGITS_SHOWN] for part, item in evidence.parts.items()
     }
     for name, report in evidence.power.items():
         if report.provenance is not None:
-            found[Path(name).stem] = report.provenance.source_digest[:_DIGITS_SHOWN]
-    now = source_sha256()[:_DIGITS_SHOWN]
+            found[Path(name).stem] = report.provenance.source_digest[:DIGITS_SHOWN]
+    if evidence.matrix is not None:
+        found["matrix"] = evidence.matrix["source_digest"][:DIGITS_SHOWN]
+    now = source_sha256()[:DIGITS_SHOWN]
     return tuple(
         f"{name} was measured from sources {digest}, and these are {now}."
         for name, digest in found.items()
@@ -219,11 +228,28 @@ def _gpu(evidence: Collected) -> str:
     rows = [_cells_row(found) for found in (evidence.pr, evidence.nightly) if found is not None]
     if rows:
         lines += [*_table(_CELLS_HEAD, rows), ""]
+    if evidence.matrix is not None:
+        lines += [_matrix(evidence.matrix), ""]
     if evidence.findings is not None:
-        sources = evidence.findings.run.source_sha256[:_DIGITS_SHOWN]
+        sources = evidence.findings.run.source_sha256[:DIGITS_SHOWN]
         lines += [f"Known findings, searched again from sources `{sources}`:", ""]
         lines += _table(_FINDINGS_HEAD, list(_findings_rows(evidence.findings)))
     return "\n".join(lines)
+
+
+def _matrix(report: Mapping[str, Any]) -> str:
+    """Return what `biprop matrix` said of all cells, and how long it took."""
+    totals, place = report["totals"], report["provenance"]
+    command = (
+        f"biprop matrix --slice {report['slice']} --device {report['device']} "
+        f"--workers {report['workers']}"
+    )
+    return (
+        f"`{command}`, with a warm cache of compiled kernels: {totals['green']} of "
+        f"{totals['mandatory']} mandatory cells green, {totals['examples']:,} examples, "
+        f"{report['seconds']:.0f} s on one {place['device_name']}, torch {place['torch']}, Triton "
+        f"{place['triton']}, sources `{report['source_digest'][:DIGITS_SHOWN]}`."
+    )
 
 
 def _cells(evidence: Collected) -> str:
@@ -355,7 +381,7 @@ def _planted(report: PowerReport) -> str:
 
 
 def _power_place(provenance: Provenance) -> str:
-    digest = provenance.source_digest[:_DIGITS_SHOWN]
+    digest = provenance.source_digest[:DIGITS_SHOWN]
     place = " ".join(filter(None, (provenance.device_name, f"({provenance.arch_key})")))
     return f"; {place}, torch {provenance.torch}, sources `{digest}`:"
 
@@ -378,7 +404,7 @@ def _places(parts: Mapping[Part, Evidence]) -> str:
 
 
 def _place(evidence: Evidence) -> str:
-    return f"{_where(evidence)}, sources `{evidence.run.source_sha256[:_DIGITS_SHOWN]}`"
+    return f"{_where(evidence)}, sources `{evidence.run.source_sha256[:DIGITS_SHOWN]}`"
 
 
 def _where(evidence: Evidence) -> str:
@@ -407,7 +433,7 @@ def _cells_row(evidence: CellsEvidence) -> tuple[str, ...]:
         f"{totals.launches:,}",
         f"{run.seconds:.0f} s" if run.is_complete else "not all of it ran",
         _sizes(largest),
-        f"`{run.source_sha256[:_DIGITS_SHOWN]}`",
+        f"`{run.source_sha256[:DIGITS_SHOWN]}`",
     )
 
 

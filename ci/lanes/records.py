@@ -440,6 +440,7 @@ class CampaignResult:
         findings: Causes found that nobody knew of.
         lost: Processes that were lost.
         exit_code: Of the command.
+        source_sha256: Of the sources, where they are others than those of the rest; else empty.
     """
 
     command: str
@@ -457,6 +458,7 @@ class CampaignResult:
     findings: int
     lost: int
     exit_code: int
+    source_sha256: str = ""
 
     @property
     def is_met(self) -> bool:

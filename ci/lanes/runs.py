@@ -10,9 +10,20 @@ import attrs
 
 from biprop.errors import BipropError
 
-__all__ = ["FORMAT", "Device", "EvidenceError", "Run", "Versions", "is_format", "same_run"]
+__all__ = [
+    "DIGITS_SHOWN",
+    "FORMAT",
+    "Device",
+    "EvidenceError",
+    "Run",
+    "Versions",
+    "is_format",
+    "same_run",
+]
 
 FORMAT = "biprop-evidence-1"
+# Of a digest, in texts.
+DIGITS_SHOWN = 12
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
