@@ -13,6 +13,8 @@ fail() {
 
 # enter HERE: HERE is 1 for the interpreter in use, 0 for the repository's own .venv.
 enter() {
+  # Hundreds of processes import this tree: each would compile it anew where nothing may be written.
+  unset PYTHONDONTWRITEBYTECODE
   if [ "$1" = 1 ]; then
     use_here
   else

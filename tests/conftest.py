@@ -4,6 +4,7 @@ No settings live here: `biprop.pytest_plugin` brings them, so that an installed 
 behave alike.
 """
 
+import gc
 import importlib.util
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from tests.forked import Forks
     from tests.preloaded import Preloaded
 
 # Threads that wait give their core away; as torch has them they spin, while workers want all cores.
@@ -29,6 +31,16 @@ if "biprop.pytest_plugin" not in sys.modules:
     pytest_plugins = ("biprop.pytest_plugin",)
 
 
+def pytest_collection_finish() -> None:
+    """Keep what was collected: no collection of garbage need look at it again."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let them go: libraries complain of what outlives the interpreter."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def preloaded() -> Iterator["Preloaded"]:
     """Yield what runs commands in processes that have torch already."""
@@ -38,3 +50,21 @@ def preloaded() -> Iterator["Preloaded"]:
     made = Preloaded()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator["Forks"]:
+    """Have workers of this process forked from one that has torch already; yield what does so."""
+    from tests.forked import Forks  # noqa: PLC0415  # as above
+
+    made = Forks()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def started_anew(forks: "Forks") -> Iterator[None]:
+    """Have workers started as users have them, in a module whose subject that is."""
+    forks.restore()
+    yield
+    forks.change()

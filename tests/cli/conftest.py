@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.cli.commands import Result, Run
 
 from biprop.cli import main
 from biprop.supervision import Child, SupervisedJudge
+
+if TYPE_CHECKING:
+    from tests.forked import Forks
 
 
 class _SharedChild(Child):
@@ -26,6 +30,12 @@ class _SharedChild(Child):
     def end(self) -> None:
         """End it."""
         super().close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked(forks: "Forks") -> "Forks":
+    """Have workers forked, those of commands too that have one of their own."""
+    return forks
 
 
 @pytest.fixture(scope="session")

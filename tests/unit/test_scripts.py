@@ -70,6 +70,24 @@ def test_no_part_is_hidden(copy: Path) -> None:
     assert re.search(r"^lint .* passed$", done.stdout, re.MULTILINE)
 
 
+def test_parts_beside_others_are_told(copy: Path) -> None:
+    """What runs beside a part that takes all cores is printed whole, and none of it is hidden."""
+    (copy / "page.md").write_text("# One\n# Two\n")
+    # Without plugins pytest knows no `-n`, and fails at once.
+    words = ("--here", "markdown", "power", "lint")
+    done = run(copy / "ci" / "check", *words, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stdout.splitlines()[-3:]] == [
+        *("markdown", "power", "lint")
+    ]
+    assert re.search(r"^markdown .* FAILED \(exit 1\)$", done.stdout, re.MULTILINE)
+    assert re.search(r"^power .* FAILED \(exit \d\)$", done.stdout, re.MULTILINE)
+    assert re.search(r"^lint .* passed$", done.stdout, re.MULTILINE)
+    told = done.stdout.index("page.md:2:1")
+    assert done.stdout.index("\n== power") < told < done.stdout.index("\n== ci/check")
+
+
 def test_versions_come_first(copy: Path) -> None:
     """The first lines name the interpreter and the packages that decide bits."""
     done = run(copy / "ci" / "check", "--here", "lint")

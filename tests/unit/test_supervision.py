@@ -32,6 +32,9 @@ from biprop.supervision.in_process import InProcessJudge
 from biprop.supervision.pipes import Lines
 from biprop.supervision.resolve import check_device, resolve
 
+# How workers are started is part of it.
+pytestmark = pytest.mark.usefixtures("started_anew")
+
 TARGETS = """
 import ctypes, os, sys
 import torch

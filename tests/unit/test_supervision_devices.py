@@ -30,6 +30,9 @@ from biprop.supervision.resolve import resolve
 from biprop.supervision.serve import _Session
 from biprop.supervision.vitals import VitalsWriter
 
+# How workers are started is part of it.
+pytestmark = pytest.mark.usefixtures("started_anew")
+
 NEIGHBOURS = TransformData(name="AddNeighbours", values={"count": 3})
 NAN = TransformData(name="PadSlots", values={"amount": 1, "side": "right", "fill": "nan"})
 REFERENCE = KernelReference(operator="m:f", target="m:f", signature="x[T,H] -> y[T,H]")

@@ -4,6 +4,7 @@ ruff, mypy, import-linter and pymarkdown keep the others (`ci/check`).
 """
 
 import ast
+import gc
 import os
 import re
 import subprocess
@@ -98,6 +99,15 @@ KERNELS = [
 def tree(path: Path) -> ast.Module:
     """Parse a module once."""
     return ast.parse(path.read_text(), filename=str(path))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parsed() -> Iterator[None]:
+    """Keep the trees no longer than here: so many objects slow each collection of garbage."""
+    gc.disable()
+    yield
+    tree.cache_clear()
+    gc.enable()
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
