@@ -4,7 +4,7 @@ import attrs
 import pytest
 import torch
 
-from biprop.case import Case, Judged, TransformData, TransformValue
+from biprop.case import Case, Judged
 from biprop.data import Recipe
 from biprop.errors import CaseError
 from biprop.generation.legal import illegal
@@ -30,7 +30,6 @@ from biprop.transforms import (
     Transform,
     UseForm,
     apply_all,
-    transform_from_data,
     transform_to_data,
 )
 from biprop.transforms.effect import changed_classes
@@ -423,19 +422,6 @@ class TestIsolation:
         assert {type(transform) for _, transform, _ in ISOLATION} == set(TRANSFORMS)
 
 
-class TestReading:
-    """Transforms are read from their data once."""
-
-    @pytest.mark.parametrize("values", [{"count": True}, {"count": "1"}], ids=str)
-    def test_what_looks_like_it_is_no_other_value(self, values: dict[str, TransformValue]) -> None:
-        """A wrong type is refused, though an equal value was read before."""
-        read = transform_from_data(TransformData(name="AddNeighbours", values={"count": 1}))
-
-        assert read == AddNeighbours(count=1)
-        with pytest.raises(CaseError, match="is no int"):
-            transform_from_data(TransformData(name="AddNeighbours", values=values))
-
-
 class TestChangedClasses:
     """Evidence, class by class."""
 
@@ -600,12 +586,3 @@ def test_maps_are_made_of_whole_numbers_on_the_cpu() -> None:
         for launch in launched(signature, AddNeighbours(count=2), PadSlots(amount=1)):
             assert {found.dtype for found in launch.maps.values()} == {torch.int64}
             assert {found.device.type for found in launch.maps.values()} == {"cpu"}
-
-
-def test_transform_data_keeps_every_field() -> None:
-    """The cases of these tests carry their transforms as a stranger's would."""
-    data = transform_to_data(PadSlots(side="left", amount=3, fill="nan"))
-
-    assert data == TransformData(
-        name="PadSlots", values={"side": "left", "amount": 3, "fill": "nan"}
-    )
