@@ -81,6 +81,11 @@ class Findings:
         """Whether the search need not go on."""
         return self.is_hopeless or len(self.items) >= _COUNT_MAX
 
+    @property
+    def count(self) -> int:
+        """How many failures were found to be one of the items."""
+        return sum(finding.count for finding in self.items)
+
     def as_new(self, case: Case, outcome: Outcome, cause: Cause) -> Failure | None:
         """Return the failure with as few classes as it needs; None if they were found already."""
         known = [
@@ -180,6 +185,23 @@ class Findings:
         )
         path = self.keep(fixture) if self.keep is not None else ""
         self.items.append(Finding(fixture=fixture, outcome=outcome, path=path))
+
+    def add_undecided(self, case: Case, outcome: Outcome) -> None:
+        """Add the finding of a case that nobody looks at any closer.
+
+        Where it may be what was found already, it counts as that.
+        """
+        assert outcome.cause is not None, "a violation has a cause"
+        cause = attrs.evolve(outcome.cause, transforms=classes_of(case))
+        known = [
+            index
+            for index, finding in enumerate(self.items)
+            if _cause(finding).key == cause.key and finding.fixture.case.judged == case.judged
+        ]
+        if known:
+            self._count_again(known[0])
+        else:
+            self.add_as_it_is(case, attrs.evolve(outcome, cause=cause))
 
     def _seconds(self, failure: Failure) -> float:
         # Each step of shrinking a crash may cost a worker, seconds long, so that the smallest case

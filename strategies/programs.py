@@ -35,7 +35,7 @@ from biprop.strategies.program_heads import PROGRAM_LIMITS, ProgramLimits
 from biprop.strategies.program_profiles import PROGRAM_PROFILES, ProgramProfile
 from biprop.strategies.search import Event
 from biprop.strategies.smoke import smoke_programs
-from biprop.supervision.programs import ProgramJudge
+from biprop.supervision.programs import BrokenOffProgramError, ProgramJudge
 
 __all__ = ["InterruptedProgramsError", "program_lane_of", "search_programs"]
 
@@ -253,7 +253,13 @@ class _Search:
                 self._round()
         except UnsupportedError as error:
             self.unsupported = str(error)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            if isinstance(error, BrokenOffProgramError) and self._is_new(error.outcome):
+                self._add(
+                    MinimisedProgram(
+                        program=error.program, outcome=error.outcome, runs=1, complete=False
+                    )
+                )
             report = self._report()
             stopped = (
                 f"Stopped by Ctrl-C or SIGTERM after {report.programs} programs. {report.message}"

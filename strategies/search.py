@@ -12,7 +12,8 @@ drawn while one is judged, where the judge can be asked ahead.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import attrs
@@ -35,7 +36,7 @@ from biprop.strategies.seeded import case_of_seed, layouts_of_seed, seeds
 from biprop.strategies.tally import Tally, classes_in
 from biprop.strategies.verdicts import ViolationError, raise_violation
 from biprop.strategies.yardsticks import fault_of_yardstick
-from biprop.supervision import AheadJudge, Judge, Pending, begin
+from biprop.supervision import AheadJudge, BrokenOffError, Judge, Pending, begin
 
 __all__ = ["Event", "InterruptedSearchError", "search"]
 
@@ -172,8 +173,8 @@ class _Search:
     pending: Pending | None = None
     # Sets of relation I that were judged.
     sets: int = 0
-    # What failed in a set after its first failure.
-    later: list[tuple[Case, Outcome, Cause]] = attrs.field(factory=list)
+    # What failed, until it was looked at: the first one is being looked at.
+    failed: list[tuple[Case, Outcome, Cause]] = attrs.field(factory=list)
     failure: Failure | None = None
     error: BipropError | None = None
     seen: dict[int, Failure | None] = attrs.field(factory=dict)
@@ -202,6 +203,7 @@ class _Search:
         except BackendError as error:
             self.fallback = str(error)
         except KeyboardInterrupt:
+            self._add_undecided()
             report = self._report(time.monotonic() - start, unsupported)
             stopped = (
                 f"Stopped by Ctrl-C or SIGTERM after {report.examples} examples. {report.message}"
@@ -218,12 +220,10 @@ class _Search:
         for case in self.fixed.cases():
             if self.findings.is_full or self._elapsed() >= self.seconds_max:
                 return
-            outcome = self.judge.judge(case, JudgeOptions())
+            outcome = self._alone(case)
             self.fixed.add(case, outcome)
-            if outcome.verdict.is_violation and outcome.cause is not None:
-                failure = self.findings.as_new(case, outcome, outcome.cause)
-                if failure is not None:
-                    self._minimise(failure)
+            self._note_failed((case,), (outcome,))
+            self._take_failed()
 
     def _hold_against(self, against: Against) -> None:
         """Judge a relation A or P; one that failed before it leaves nothing to be said."""
@@ -246,7 +246,7 @@ class _Search:
         cases, reason = probe_cases(self.space, accuracy)
         self.tally.reasons_against[PROBES] = reason
         for case in cases:
-            outcome = self.judge.judge(case, JudgeOptions())
+            outcome = self._alone(case)
             self.tally.add(case, outcome)
             self._tell("example")
             if outcome.verdict.is_violation:
@@ -305,7 +305,7 @@ class _Search:
             # An error since then is one of drawing, and what was drawn is dropped.
             self.failure = self.error = None
             self._minimise(failure)
-            self._take_later()
+            self._take_failed()
         elif self.error is not None:
             raise self.error from None
         # A round that judged nothing would be followed by others like it.
@@ -346,7 +346,8 @@ class _Search:
             # Or every class that applies was found to fail, so there is nothing left to judge.
             return None
         options = JudgeOptions(repeat_canonical=self.tally.wants_repeat_of(cases))
-        self.pending = begin(self.judge, cases, [options] * len(cases))
+        with self._adding(cases):
+            self.pending = begin(self.judge, cases, [options] * len(cases))
         # Of those before, while these are judged.
         self.tally.settle()
         return None if self.is_ahead else self._take()
@@ -356,27 +357,76 @@ class _Search:
         if self.pending is None:
             return None
         pending, self.pending = self.pending, None
-        outcomes = pending.take()
+        with self._adding(pending.cases):
+            outcomes = pending.take()
+        self._add(pending.cases, outcomes)
         self.sets += self.phase is None
-        failure = None
-        for case, outcome in zip(pending.cases, outcomes, strict=True):
+        return self._new_failure()
+
+    def _alone(self, case: Case) -> Outcome:
+        """Have a case judged that is no part of a set."""
+        try:
+            return self.judge.judge(case, JudgeOptions())
+        except BrokenOffError as error:
+            self._note_failed((case,), error.outcomes)
+            raise
+
+    @contextmanager
+    def _adding(self, cases: tuple[Case, ...]) -> Iterator[None]:
+        """Add the first of some cases, where judging them is broken off after these."""
+        try:
+            yield
+        except BrokenOffError as error:
+            self._add(cases, error.outcomes)
+            raise
+
+    def _add(self, cases: tuple[Case, ...], outcomes: tuple[Outcome, ...]) -> None:
+        for case, outcome in zip(cases, outcomes, strict=False):
             self.tally.add(case, outcome)
             self._tell("example")
-            if not outcome.verdict.is_violation or outcome.cause is None:
-                continue
-            if failure is None:
-                failure = self.findings.as_new(case, outcome, outcome.cause)
-            else:
-                self.later.append((case, outcome, outcome.cause))
-        return failure
+        self._note_failed(cases, outcomes)
 
-    def _take_later(self) -> None:
-        """Do with what else failed in a set as with its first failure, which is known by now."""
-        while self.later and not self.findings.is_full:
-            failure = self.findings.as_new(*self.later.pop(0))
-            if failure is not None:
-                self._minimise(failure)
-        self.later.clear()
+    def _add_undecided(self) -> None:
+        """Add what failed and was not looked at: what was seen is told."""
+        if self.phase is not None and self.phase.backend:
+            # Of parity it is not known yet which side fails.
+            return
+        for case, outcome, _ in self.failed:
+            self.findings.add_undecided(case, outcome)
+
+    def _note_failed(self, cases: tuple[Case, ...], outcomes: tuple[Outcome, ...]) -> None:
+        """Keep what failed until it is looked at, should the search be broken off before."""
+        self.failed += [
+            (case, outcome, outcome.cause)
+            for case, outcome in zip(cases, outcomes, strict=False)
+            if outcome.verdict.is_violation and outcome.cause is not None
+        ]
+
+    def _new_failure(self) -> Failure | None:
+        """Look at what failed until it is new; that stays the first one until it is minimised.
+
+        Where nothing is shrunk, a case that hung is stored as it is: each look at it costs its time
+        once more, and is the part of whoever shrinks it.
+        """
+        while self.failed:
+            case, outcome, cause = self.failed[0]
+            if outcome.is_hung and not self.findings.profile.minimise_runs:
+                self.findings.add_undecided(case, outcome)
+                self._tell("finding", cause)
+                self._exclude()
+            elif (failure := self.findings.as_new(case, outcome, cause)) is not None:
+                return failure
+            del self.failed[0]
+        return None
+
+    def _take_failed(self) -> None:
+        """Minimise all that failed, each once those before it are known."""
+        while not self.findings.is_full:
+            failure = self._new_failure()
+            if failure is None:
+                return
+            self._minimise(failure)
+        self.failed.clear()
 
     def _left(self) -> int:
         return self._example_count_max() - self._judged()
@@ -458,9 +508,20 @@ class _Search:
         if fault and self.phase is not None:
             self.tally.reasons_against[self.phase.name] = fault
             self.is_over = True
+            self.failed.clear()
             return
-        if self.findings.minimise(failure):
+        counted = self.findings.count
+        try:
+            is_new = self.findings.minimise(failure)
+        finally:
+            if self.findings.count > counted:
+                del self.failed[0]
+        if is_new:
             self._tell("finding", failure.cause)
+        self._exclude()
+
+    def _exclude(self) -> None:
+        """Draw no more what was found."""
         excluded = self.findings.exclusions(crashes_only=False)
         self.space = attrs.evolve(self.space, excluded=excluded)
 

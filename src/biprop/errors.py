@@ -18,6 +18,8 @@ __all__ = [
     "TargetError",
     "UnsupportedError",
     "UsageError",
+    "WorkerKilledError",
+    "words_of",
 ]
 
 
@@ -45,6 +47,10 @@ class DeviceError(BipropError):
     """A device is unknown, absent, or was lost."""
 
 
+class WorkerKilledError(DeviceError):
+    """A worker was killed while it started: by whoever did that, and for no fault of a kernel."""
+
+
 class OutputError(BipropError):
     """A target returned something else than its signature says."""
 
@@ -67,3 +73,12 @@ class BackendError(BipropError):
 
 class FixtureError(BipropError, ValueError):
     """A fixture cannot be read, is too large, or is not allowed to run."""
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an exception says, on one line; nothing where it cannot even say that."""
+    try:
+        return " ".join(str(error).split())
+    # The text of a foreign exception is made by foreign code, which may raise anything.
+    except Exception:  # noqa: BLE001  # its class is told all the same
+        return ""

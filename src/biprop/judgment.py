@@ -202,6 +202,7 @@ class Outcome:
             None where it is not finite, or no error was measured.
         rejected: Message of a canonical run that raised; the case is then excluded (VACUOUS).
         message: Exception, signal or hang of CRASHES; reason of UNSUPPORTED.
+        is_hung: Of CRASHES: whether a run did not end in its time.
         rate: Share of runs that differ from the most frequent result, for NONDETERMINISTIC.
         repeats: Runs of each side that the verdict rests on.
         launches: Launches made, repeats included.
@@ -219,6 +220,7 @@ class Outcome:
     tolerance_share: float | None = None
     rejected: str = ""
     message: str = ""
+    is_hung: bool = False
     rate: float | None = None
     repeats: int = 1
     launches: int = 0

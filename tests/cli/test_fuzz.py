@@ -106,6 +106,8 @@ def test_help_needs_neither_torch_nor_hypothesis() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "--workers-per-gpu" in done.stdout
+    assert "ledger.json of the store" in done.stdout
+    assert '{"format": "biprop-campaign-1", "known": [' in done.stdout
 
 
 STATUS = Status(
@@ -135,16 +137,22 @@ def test_how_it_stands_fits_a_line() -> None:
 
     assert status_line(STATUS) == (
         "1 h 01 min, 1 min 01 s left; 9/12 cells; 40 epochs; 1234 examples (0.3/s, 1.5 "
-        "sequences/s); 42% in kernels; 3 findings, 2 to be shrunk, 1 known; 1 process lost"
+        "sequences/s); 42% in kernels; 3 findings in the store, 2 to be shrunk, 1 known; "
+        "1 process lost"
     )
     full = attrs.evolve(STATUS, waiting="No space left on device")
     assert status_line(full).endswith("WAITING: No space left on device")
+    one = attrs.evolve(STATUS, epochs=1, examples=1, findings=1, fixed=2)
+    assert "; 1 epoch; 1 example (" in status_line(one)
+    assert "; 1 finding in the store, 2 to be shrunk, 1 known, 2 fixed;" in status_line(one)
 
 
 def test_a_table_names_what_each_process_does() -> None:
     """No more of them than fit a screen."""
 
     assert status_table(STATUS).row_count == 7
+    one = attrs.evolve(STATUS, epochs=1)
+    assert "1234 in 1 epoch, 0.3/s, 1.5 sequences/s" in list(status_table(one).columns[1].cells)
     many = attrs.evolve(
         STATUS, workers=tuple(Working(worker=number, doing="idle") for number in range(40))
     )

@@ -84,7 +84,7 @@ def filled(path: Path) -> Store:
     (path / "ledger.json").write_text(json.dumps(ledger), encoding="utf-8")
     store.write_replay(
         ReplayRecord(
-            format=FORMAT, fixture=known["cause"], status="FIXED", at=1.0, campaign="20260101-1"
+            format=FORMAT, fixture=known["cause"], status="FIXED", at=2e9, campaign="20260101-1"
         )
     )
     return store
@@ -123,7 +123,7 @@ def test_page_tells_the_store(alone: Run, folder: Path) -> None:
     page = (folder / "page.html").read_text(encoding="utf-8")
     text = html.unescape(re.sub(r"<[^>]+>", " ", page))
 
-    assert (done.code, done.out) == (0, "Wrote page.html: 3 cells, 2 causes.\n")
+    assert (done.code, done.out) == (0, "Wrote page.html: 3 cells, 1 finding, 1 known.\n")
     assert "5,010" in text
     assert "25,000 launches" in text
     assert "70% in kernels and comparison" in text
@@ -229,4 +229,4 @@ def test_report_needs_no_torch(folder: Path) -> None:
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
     )
 
-    assert done.stdout.splitlines() == ["Wrote report.html: 3 cells, 2 causes.", ""]
+    assert done.stdout.splitlines() == ["Wrote report.html: 3 cells, 1 finding, 1 known.", ""]

@@ -26,6 +26,7 @@ from biprop.strategies.programs import (
     program_lane_of,
     search_programs,
 )
+from biprop.supervision.programs import BrokenOffProgramError
 
 Judged = Callable[[Program], ProgramOutcome]
 UNTOUCHED = ProgramCause(verdict=Verdict.DRIFTS, check="untouched", output="k")
@@ -231,6 +232,21 @@ def test_interrupted_shrinking_keeps_what_it_reached() -> None:
 
     assert raised.value.report.verdict is Verdict.DRIFTS
     assert fails_with(Fork)(finding.fixture.program).cause == DRIFT
+
+
+@pytest.mark.parametrize("has_smoke", [False, True])
+def test_what_failed_before_an_interrupt_is_found(*, has_smoke: bool) -> None:
+    """Though there was no time to find out more of it."""
+
+    def judged(program: Program) -> ProgramOutcome:
+        raise BrokenOffProgramError(program, violated(DRIFT))
+
+    with pytest.raises(InterruptedProgramsError) as raised:
+        search_programs(FakePrograms(judged=judged), max_programs=9, has_smoke=has_smoke)
+    (finding,) = raised.value.report.findings
+
+    assert raised.value.report.verdict is finding.outcome.verdict is Verdict.DRIFTS
+    assert not finding.fixture.proof.complete
 
 
 def test_interrupt_as_a_round_begins_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,6 +340,34 @@ class TestSnapshot:
         (cause,) = store.snapshot().causes
         assert (cause.record.digest, cause.count) == (records[0].digest, 4)
 
+    def test_what_is_told_by_one_id_is_one_finding(self, store: Store) -> None:
+        """Of a cell, with the cases of both; the smallest one speaks for them."""
+
+        store.write_campaign(campaign())
+        raw = with_cause(store)
+        small = attrs.evolve(raw, digest="small", status="minimal", settled=2.0)
+        other = attrs.evolve(raw, digest="other", cell="cell1")
+        for record in (small, other):
+            store.update_cause(record)
+        counts = zip((raw, small), (1, 2), strict=True)
+        seen = tuple(EpochFinding(cause=cause.digest, count=count) for cause, count in counts)
+        store.write_epoch(epoch(findings=seen))
+        found = {state.record.digest: state.count for state in store.snapshot().findings}
+        assert found == {"small": 3, "other": 0}
+
+    def test_epochs_count_for_their_campaign(self, store: Store) -> None:
+        """Whose examples are not those of the store."""
+
+        for name, numbers in (("one", (1, 2)), ("two", (3,))):
+            store.write_campaign(campaign(name))
+            for number in numbers:
+                store.write_epoch(epoch(number=number, campaign=name))
+        snapshot = store.snapshot(with_epochs=False)
+        assert [state.sum.examples for state in snapshot.campaigns] == [20, 10]
+        text = render_summary(snapshot, campaign("two"))
+        assert "This campaign: 10 examples in 1 epoch, 2.0 s of all processes.\n" in text
+        assert "All 2 campaigns of the store: 30 examples in 3 epochs, 6.0 s" in text
+
     def test_files_that_cannot_be_read_are_told(self, store: Store) -> None:
         """And do no other harm."""
 
@@ -448,10 +476,10 @@ class TestWords:
         assert text.splitlines()[:4] == [
             "Campaign one: its time is over, after 16 min 40 s.",
             "",
-            "1 finding:",
+            "1 finding in the store:",
             f"  {fixture.id[:8]}  cell0 I-DRIFTS-forward-out-finite T1  (2 cases)",
         ]
-        assert f"biprop show {fixture.id[:8]} --store" in text
+        assert f"Look at it: biprop show {fixture.id[:8]} --store {store.path}\n" in text
         assert "3 cells: 1 DRIFTS, 2 no turn yet." in text
 
     def test_times_read_as_people_say_them(self) -> None:

@@ -18,6 +18,7 @@ from biprop.campaign.messages import (
     Found,
     MinimiseDone,
     MinimiseTask,
+    Progress,
     ReplayTask,
 )
 from biprop.campaign.parent import Parent
@@ -107,6 +108,7 @@ class TestParent:
             assert parent.status().findings == 0
             assert parent.status().known == 1
             assert [event.kind for event in events] == ["begun", "note"]
+            assert "nothing" in str(event_to_data(events[1])["text"])
 
     def test_classes_that_fail_are_left_out_of_most_epochs(self, store: Store) -> None:
         """And a fourth of the epochs draws all."""
@@ -166,6 +168,48 @@ class TestParent:
             tracemalloc.stop()
         assert after - before < 50_000
 
+    def test_a_new_id_is_told(self, store: Store) -> None:
+        """With the one that was told before; by what a stop leaves too, and once."""
+
+        record = with_cause(store)
+        parent, events = parent_of(store, workers=1)
+        task = parent.next_task(0)
+        assert isinstance(task, MinimiseTask)
+        smaller = task.cause.told_by("0123456789abcdef")
+        parent.hear(Answered(worker=0, answer=MinimiseDone(cause=smaller, is_stopped=True)))
+        assert events[-1].kind == "small"
+        assert record.fixture[:8] in events[-1].text
+        assert "(01234567)" in events[-1].text
+        count = len(events)
+        parent.hear(Answered(worker=0, answer=MinimiseDone(cause=smaller, is_stopped=True)))
+        assert len(events) == count
+
+    def test_what_a_process_merges_beside_is_told_and_counted(self, store: Store) -> None:
+        """Two findings of one name are one."""
+
+        waiting = with_cause(store)
+        small = attrs.evolve(waiting, digest="another", fixture="0123456789abcdef")
+        store.update_cause(small)
+        parent, events = parent_of(store, workers=1)
+        assert parent.status().findings == 2
+        store.merge(waiting, small.digest)
+        small = attrs.evolve(small, status="minimal", settled=2.0)
+        parent.hear(Answered(worker=0, answer=MinimiseDone(cause=small)))
+        assert parent.status().findings == 1
+        merged = next(event.text for event in events if event.data.get("same_as"))
+        assert f"({waiting.fixture[:8]}) is " in merged
+        assert merged.endswith("(01234567)")
+
+    def test_examples_of_shrinking_and_replaying_are_none_of_the_search(self, store: Store) -> None:
+        """They end without a record: the count would go down again."""
+
+        with_cause(store)
+        parent, _ = parent_of(store, workers=1)
+        assert isinstance(parent.next_task(0), MinimiseTask)
+        progress = Progress(examples=30, launches=1, compared=1, seconds_in_kernels=1.0)
+        parent.hear(Answered(worker=0, answer=progress))
+        assert parent.status().examples == 0
+
     def test_every_event_is_one_json_object(self, store: Store) -> None:
         """With its kind and time, and the cell or cause that it is about."""
 
@@ -178,5 +222,8 @@ class TestParent:
         assert [item["event"] for item in data] == ["begun", "found", "epoch", "status", "ended"]
         assert data[1]["name"] == "cell0 I-DRIFTS-forward-out-finite T1"
         assert data[2]["examples"] == 10
+        assert data[2]["epoch_verdict"] == "HOLDS"
+        assert "verdict" not in data[2]
+        assert data[1]["text"].startswith("found: ")
         assert data[4]["status"]["findings"] == 1
         assert store.campaign("now") is not None

@@ -9,11 +9,12 @@ from tests.unit.cache_samples import FakePrograms, held, sample_program, violate
 from tests.unit.campaign_fakes import cells
 from tests.unit.test_search import REFERENCE, SPACE, FakeJudge, drift
 
+from biprop.campaign.cells import CacheWork
 from biprop.campaign.hands import open_search_hands
 from biprop.campaign.log import CaseJournal, Log, Stopping, cause_of_fixture
-from biprop.campaign.messages import Found, MinimiseTask, Settings
+from biprop.campaign.messages import EpochTask, Found, MinimiseTask, Settings
 from biprop.campaign.places import this_process
-from biprop.campaign.records import CauseRecord
+from biprop.campaign.records import FORMAT, CauseRecord, ReplayRecord, cause_digest
 from biprop.campaign.small import minimised_case, minimised_program
 from biprop.campaign.store import Store
 from biprop.campaign.watching import WatchedJudge, WatchedPrograms
@@ -24,6 +25,7 @@ from biprop.fixtures.records import Fixture, make_fixture
 from biprop.judgment import Cause, Outcome, Proof, Verdict
 from biprop.kvcache.records import Program, ProgramCause, ProgramOutcome
 from biprop.provenance import Provenance
+from biprop.reports.program_records import CacheReport
 from biprop.strategies.seeded import case_of_seed
 from biprop.strategies.tally import classes_in
 
@@ -38,6 +40,12 @@ def drifts_with_neighbours(case: Case, names: frozenset[str]) -> Outcome | None:
     return drift() if "T1" in names else None
 
 
+def drifts_with_both(case: Case, names: frozenset[str]) -> Outcome | None:
+    """Drift wherever there is another sequence and other memory."""
+    del case
+    return drift() if {"T1", "T8"} <= names else None
+
+
 def holds(case: Case, names: frozenset[str]) -> Outcome | None:
     """Find nothing."""
     del case, names
@@ -50,18 +58,18 @@ def store(tmp_path: Path) -> Store:
     return Store.open(tmp_path / "store", create=True)
 
 
-def raw(*, seed: int = 0, is_lost: bool = False) -> Fixture:
+def raw(*, seed: int = 0, is_lost: bool = False, classes: tuple[str, ...] = ("T1",)) -> Fixture:
     """Return the fixture of a drawn case with neighbours, as an epoch stores it."""
-    space = attrs.evolve(SPACE, classes=("T1",))
+    space = attrs.evolve(SPACE, classes=classes)
     case = next(
         case
         for number in range(1000)
-        if "T1" in classes_in(case := case_of_seed(1000 * seed + number, space))
+        if set(classes) <= set(classes_in(case := case_of_seed(1000 * seed + number, space)))
     )
     outcome = drift()
     assert outcome.cause is not None
     verdict = Verdict.CRASHES if is_lost else Verdict.DRIFTS
-    cause = attrs.evolve(outcome.cause, verdict=verdict, transforms=("T1",))
+    cause = attrs.evolve(outcome.cause, verdict=verdict, transforms=classes)
     return make_fixture(
         reference=REFERENCE,
         case=case,
@@ -111,7 +119,7 @@ def shrunk(store: Store, fixture: Fixture, rule: Rule, **words: object) -> Cause
 
 
 def test_a_case_is_shrunk_and_stored_in_the_place_of_the_first_one(store: Store) -> None:
-    """The first one is taken away."""
+    """The first one is kept: its id was told."""
 
     fixture = raw()
     cause = shrunk(store, fixture, drifts_with_neighbours)
@@ -120,7 +128,8 @@ def test_a_case_is_shrunk_and_stored_in_the_place_of_the_first_one(store: Store)
     assert isinstance(small, Fixture)
     assert small.proof.complete
     assert sum(sequence.length for sequence in small.case.sequences) == 1
-    assert not list((store.path / "raw").iterdir())
+    assert cause.formerly == (fixture.id,)
+    assert store.fixture(fixture.id) == fixture
     assert store.cause(cause.digest) == cause
 
 
@@ -133,6 +142,61 @@ def test_what_shrinks_to_the_same_is_the_same(store: Store) -> None:
     assert len(list((store.path / "findings").iterdir())) == 1
     (cause,) = store.snapshot().causes
     assert cause.record == first
+
+
+def test_what_was_found_as_what_another_has_shrunk_to_is_merged_at_once(store: Store) -> None:
+    """It need not be shrunk for that."""
+
+    waiting = task_of(store, raw()).cause
+    small = shrunk(store, raw(seed=1), drifts_with_neighbours, digest="another")
+    merged = store.cause(waiting.digest)
+    assert merged is not None
+    assert (merged.same_as, merged.status) == ("another", "minimal")
+    (state,) = store.snapshot().causes
+    assert state.record == small
+
+
+def test_a_case_of_several_classes_waits_to_be_shrunk(store: Store) -> None:
+    """It may still become another cause than the one that looks like it."""
+
+    fixture = raw(classes=("T1", "T8"))
+    waiting = task_of(store, fixture).cause
+    small = shrunk(store, raw(seed=1, classes=("T1", "T8")), drifts_with_both, digest="another")
+    assert small.transforms == waiting.transforms == ("T1", "T8")
+    assert store.cause(waiting.digest) == waiting
+    first = raw(seed=2, classes=("T1", "T8"))
+    found = cause_of_fixture(first, cell="cell1", campaign="two")
+    store.owner_of(found.digest, small.digest)
+    assert store.add_cause(found, first)
+
+
+def test_what_is_found_again_as_a_small_one_is_that_one(store: Store) -> None:
+    """No second finding of one name, and no news; the case that was told is kept."""
+
+    small = shrunk(store, raw(seed=1), drifts_with_neighbours, digest="another")
+    fixture = raw()
+    cause = cause_of_fixture(fixture, cell=CELL.id, campaign="two")
+    assert not store.add_cause(cause, fixture)
+    stored = store.cause(cause.digest)
+    assert stored is not None
+    assert stored.same_as == small.digest
+    assert store.fixture(fixture.id) == fixture
+    (state,) = store.snapshot().causes
+    assert state.record == small
+
+
+def test_what_shrinks_to_a_cause_that_was_fixed_brings_it_back(store: Store) -> None:
+    """With the case that fails now, though that is the one that held."""
+
+    first = shrunk(store, raw(), drifts_with_neighbours)
+    held = ReplayRecord(
+        format=FORMAT, fixture=first.fixture, status="FIXED", at=1e12, campaign="two"
+    )
+    store.write_replay(held)
+    assert not store.snapshot().findings
+    second = shrunk(store, raw(seed=1), drifts_with_neighbours, digest="another")
+    assert second.same_as == first.digest
+    assert [cause.record.digest for cause in store.snapshot().findings] == [first.digest]
 
 
 def test_a_lost_case_that_holds_is_no_finding(store: Store) -> None:
@@ -175,6 +239,16 @@ def test_a_stop_leaves_the_smallest_case_so_far_to_the_next_campaign(store: Stor
     assert done.is_stopped
     assert (done.cause.status, done.cause.settled) == ("raw", None)
     assert store.fixture(done.cause.fixture) is not None
+    assert done.cause.fixture != fixture.id
+    assert done.cause.formerly == (fixture.id,)
+    assert store.fixture(fixture.id) == fixture
+    # A cause that has shrunk to as much is the same, and one id is told once.
+    store.owner_of(cause_digest(CELL.id, done.cause.key, "outputs", "T1"), "first")
+    stopping.is_asked, asked = False, 0
+    log = log_of(store, task, stopping)
+    done = minimised_case(Stopped(rule=drifts_with_neighbours), SPACE, fixture, task, log)
+    assert done.is_stopped
+    assert done.cause.same_as == "first"
 
 
 def crashes(program: Program) -> ProgramOutcome:
@@ -217,6 +291,37 @@ def test_a_search_over_programs_does_not_shrink(store: Store) -> None:
     assert not judge.seen
     assert watched.judge(sample_program().program).verdict is Verdict.CRASHES
     assert (len(judge.seen), log.examples) == (1, 1)
+
+
+def test_a_record_counts_no_less_than_was_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search leaves its fixed programs out of its report; they were judged all the same."""
+
+    judge = FakePrograms()
+
+    def search(watched: WatchedPrograms, **options: object) -> CacheReport:
+        del options
+        for _ in range(3):
+            watched.judge(sample_program().program)
+        return CacheReport(
+            reference=judge.reference,
+            layout="NHD",
+            dtype="float32",
+            device="cpu",
+            verdict=Verdict.HOLDS,
+            programs=2,
+        )
+
+    log = log_of(store, task_of(store, raw()))
+    monkeypatch.setattr("biprop.campaign.hands.search_programs", search)
+    monkeypatch.setattr("biprop.campaign.hands.SupervisedPrograms", lambda *_, **__: judge)
+    work = CacheWork(reference=judge.reference, layout="NHD", dtype="float32")
+    task = EpochTask(number=1, cell=attrs.evolve(CELL, work=work), seed=1, seconds=1.0)
+    hands = open_search_hands(log.settings, "cpu")
+    shown = hands.search(task, log)
+    hands.close()
+    assert (shown.examples, log.examples) == (3, 3)
 
 
 def test_what_is_judged_twice_counts_once(store: Store) -> None:

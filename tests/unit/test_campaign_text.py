@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import attrs
 from tests.unit.campaign_fakes import campaign, epoch, finding, with_cause
 
 from biprop.campaign.records import FORMAT, EpochFinding
@@ -26,7 +27,7 @@ def test_an_entry_that_names_nothing_is_told(tmp_path: Path) -> None:
     """A mistyped id would hide nothing, and nobody would know why."""
 
     text = summary(tmp_path / "store", "deadbeef")
-    assert "1 finding:" in text
+    assert "1 finding in the store:" in text
     assert "Unknown: the ledger names 'deadbeef', which no cause of the store is" in text
 
 
@@ -37,3 +38,36 @@ def test_an_entry_that_names_a_cause_is_none_of_these(tmp_path: Path) -> None:
     assert "No findings." in text
     assert "1 cause is known (ledger.json)." in text
     assert "Unknown" not in text
+
+
+def test_findings_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """By what is judged, and what was done to the batch."""
+
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    record = with_cause(store)
+    fixture = finding("cell1")
+    other = attrs.evolve(record, digest="other", fixture=fixture.id, judged="token_gradients")
+    assert other.name == record.name
+    store.update_cause(other, fixture)
+    lines = render_summary(store.snapshot(), campaign()).splitlines()
+    told = [line.partition("(")[2] for line in lines if record.name in line]
+    assert len(told) == 2
+    assert told[0] != told[1]
+    assert any("token gradients, AddNeighbours(count=1)" in text for text in told)
+
+
+def test_only_what_can_be_read_is_pointed_at(tmp_path: Path) -> None:
+    """A finding whose fixture is torn is told to be so."""
+
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    torn, whole = with_cause(store), with_cause(store, "cell1")
+    assert torn.fixture != whole.fixture
+    store.update_cause(attrs.evolve(torn, status="minimal", settled=1.0), finding("cell0"))
+    (store.path / "findings" / f"{torn.fixture}.json").write_text("{")
+    text = render_summary(store.snapshot(), campaign())
+    assert "(0 cases, its fixture cannot be read)" in text
+    assert f"biprop show {whole.fixture[:8]} --store {store.path}\n" in text
+    (store.path / "raw" / f"{whole.fixture}.json").write_text("{")
+    assert "biprop show" not in render_summary(store.snapshot(), campaign())

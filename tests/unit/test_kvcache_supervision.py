@@ -20,13 +20,14 @@ from biprop.kvcache.records import (
     Free,
     Poison,
     Program,
+    ProgramOutcome,
     Read,
 )
 from biprop.operators import Registry
 from biprop.registry import find_cache
 from biprop.supervision import Child
 from biprop.supervision.caches import check_cache, resolve_cache
-from biprop.supervision.programs import REPEATS_QUICK, SupervisedPrograms
+from biprop.supervision.programs import REPEATS_QUICK, BrokenOffProgramError, SupervisedPrograms
 from biprop.supervision.programs_in_process import InProcessPrograms
 
 A = Allocate(sequence="s0")
@@ -176,6 +177,28 @@ class TestSupervised:
         assert outcome.verdict is Verdict.CRASHES
         assert outcome.cause is not None
         assert not outcome.cause.finite
+
+    def test_a_crash_is_told_though_its_cause_is_not_known(
+        self, child: Child, targets: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ctrl-C came while it was asked whether it is of NaN alone."""
+
+        program = program_of(A, Poison(fill="nan"), Free(sequence="s0"))
+        with SupervisedPrograms(reference(targets, "fragile"), timeout=5.0, child=child) as judge:
+            own = judge._judge
+
+            def interrupted(program: Program, *, quick: bool) -> ProgramOutcome:
+                if quick:
+                    raise KeyboardInterrupt
+                return own(program, quick=quick)
+
+            monkeypatch.setattr(judge, "_judge", interrupted)
+            with pytest.raises(KeyboardInterrupt) as broken:
+                judge.judge(program)
+
+        assert isinstance(broken.value, BrokenOffProgramError)
+        assert broken.value.program == program
+        assert broken.value.outcome.verdict is Verdict.CRASHES
 
     def test_cache_that_dies_when_it_is_made_is_a_crash(self, child: Child, targets: Path) -> None:
         """A factory that kills its worker raises nothing: its programs are judged."""

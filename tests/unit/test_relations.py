@@ -25,6 +25,14 @@ ROW_WISE = "x[T,H] -> y[T,H]"
 NEIGHBOURS = TransformData(name="AddNeighbours", values={"count": 3})
 
 
+class _MuteError(Exception):
+    """An exception that cannot say what it is about."""
+
+    def __str__(self) -> str:
+        """Say nothing."""
+        raise RuntimeError("no text")
+
+
 def kernel_of(function: Callable[..., object], signature: str = ROW_WISE) -> Kernel:
     """Return an unregistered kernel."""
     return Kernel(
@@ -172,7 +180,9 @@ class TestVerdicts:
         assert outcome.verdict is Verdict.VACUOUS
         assert outcome.rejected == "ValueError: needs three tokens"
 
-    @pytest.mark.parametrize("error", [RuntimeError("unsupported"), SystemExit(3), MemoryError()])
+    @pytest.mark.parametrize(
+        "error", [RuntimeError("unsupported"), SystemExit(3), MemoryError(), _MuteError()]
+    )
     def test_transformed_run_that_raises_crashes(self, error: BaseException) -> None:
         """Whatever only the transformed run raises is a crash; no text of it means unsupported."""
 

@@ -1,7 +1,9 @@
 """What a campaign wants to be seen: events, each with words for people and data for programs.
 
-`biprop.cli` shows them, and writes them as JSON lines. What is seen of a whole store says
-`biprop.campaign.snapshot`.
+`biprop.cli` shows them, and `biprop fuzz --events` writes them as JSON lines: `event` is the kind,
+`at` the time, `text` what people are told. `epoch` has the counts of one epoch, and what it alone
+showed as `epoch_verdict`: one of few cases HOLDS while its cell still lacks evidence. The verdict
+of a cell is that of the whole store, of which `biprop.campaign.snapshot` tells.
 """
 
 from typing import Literal
@@ -20,6 +22,7 @@ EventKind = Literal[
     "small",
     "lost",
     "stale",
+    "fixed",
     "waiting",
     "over",
     "note",
@@ -63,9 +66,10 @@ class Status:
         examples_a_second: Since it began.
         compared_a_second: Sequences, likewise.
         share_in_kernels: Of the time of all its processes, launching and comparing.
-        findings: Causes of the store that are to be reported.
+        findings: Causes of the store, of all its campaigns, that are to be reported.
         to_shrink: Of these, those that wait for it.
         known: Causes of the store that people know of.
+        fixed: Causes of the store that fail no more.
         lost: Processes of this campaign that were lost.
         waiting: Why nothing can be written; empty where it can.
         workers: What each process does.
@@ -85,6 +89,7 @@ class Status:
     to_shrink: int
     known: int
     lost: int
+    fixed: int = 0
     waiting: str = ""
     workers: tuple[Working, ...] = ()
 
@@ -111,6 +116,8 @@ class Event:
 def event_to_data(event: Event) -> dict[str, Json]:
     """Return an event as one JSON object."""
     data: dict[str, Json] = {"event": event.kind, "at": round(event.at, 3), **event.data}
+    if event.text:
+        data["text"] = event.text
     if event.kind in {"status", "ended"}:
         status = attrs.asdict(event.status)
         data["status"] = {

@@ -23,9 +23,10 @@ from biprop.campaign.messages import (
     Shown,
 )
 from biprop.campaign.records import EpochFinding
+from biprop.campaign.replays import status_of
 from biprop.campaign.small import minimised_case, minimised_program
 from biprop.campaign.watching import WatchedJudge, WatchedPrograms
-from biprop.errors import BipropError
+from biprop.errors import BipropError, WorkerKilledError
 from biprop.fixtures.program_replay import replay_program
 from biprop.fixtures.programs import AnyFixture, ProgramFixture
 from biprop.fixtures.records import Fixture
@@ -38,6 +39,7 @@ from biprop.strategies.programs import InterruptedProgramsError, search_programs
 from biprop.strategies.search import InterruptedSearchError, search
 from biprop.strategies.spaces import lane_of, space_for
 from biprop.supervision import Child, SupervisedJudge
+from biprop.supervision.output import Tail
 from biprop.supervision.programs import SupervisedPrograms
 
 __all__ = ["CAMPAIGN", "SearchHands", "open_search_hands"]
@@ -61,7 +63,9 @@ class SearchHands:
         """Start nothing yet."""
         self._settings = settings
         self._device = device
-        self._child = Child(device=device, threads=1)
+        # What targets print would bury how the campaign stands.
+        self._output = Tail()
+        self._child = Child(device=device, threads=1, output=self._output)
         self._opens = 0
 
     def search(self, task: EpochTask, log: Log) -> Shown:
@@ -71,6 +75,9 @@ class SearchHands:
             if isinstance(work, CacheWork):
                 return self._search_cache(task, work, log)
             return self._search_kernel(task, work, log)
+        except WorkerKilledError as error:
+            # Whoever did that had nothing against the cell, which is searched again.
+            return attrs.evolve(_went_wrong(log, str(error)), is_lost=True)
         except BipropError as error:
             return _went_wrong(log, str(error))
         # A mistake of biprop itself: the whole story to people, a sentence to the record.
@@ -100,21 +107,22 @@ class SearchHands:
         return MinimiseDone(cause=task.cause, error="Its fixture cannot be read.")
 
     def replay(self, task: ReplayTask, log: Log) -> str:
-        """Run a known finding again; return its status."""
+        """Run a finding again; return its status (`biprop.campaign.replays`)."""
         fixture: AnyFixture | None = log.store.fixture(task.fixture)
         work = task.cell.work
         if isinstance(fixture, ProgramFixture) and isinstance(work, CacheWork):
             programs = WatchedPrograms(self._programs(work), log)
-            return replay_program(fixture, lambda _: programs).status
+            return status_of(replay_program(fixture, lambda _: programs))
         if isinstance(fixture, Fixture) and isinstance(work, KernelWork):
             allowed = () if work.reference.is_registered else (work.reference.target,)
             judge = WatchedJudge(self._judge(work, log), log)
-            return replay(fixture, lambda _: judge, allow_targets=allowed).status
+            return status_of(replay(fixture, lambda _: judge, allow_targets=allowed))
         return "ERROR"
 
     def close(self) -> None:
         """End the child."""
         self._child.close()
+        self._output.close()
 
     def _search_kernel(self, task: EpochTask, work: KernelWork, log: Log) -> Shown:
         judge = self._judge(work, log)
@@ -202,11 +210,13 @@ def _keeping(log: Log) -> Callable[[AnyFixture], str]:
 
 
 def _ended_early(report: _Report, log: Log) -> _Report:
-    """Return the report of a search that was broken off, by a stop or because it found something.
+    """Return the report of a search that was broken off.
 
-    A search takes both for Ctrl-C, and says so.
+    A search takes all for Ctrl-C, and says so: that its campaign was stopped or has spent its
+    budget, that the time of its epoch is over, or that it found something.
     """
-    return report if log.stopping.is_asked else attrs.evolve(report, message="")
+    message = "It was ended with its campaign." if log.stopping.is_asked else ""
+    return attrs.evolve(report, message=message)
 
 
 def _went_wrong(log: Log, message: str) -> Shown:
@@ -227,7 +237,7 @@ def _shown_of_cell(report: CellReport, log: Log) -> Shown:
         verdict=report.verdict.value,
         message=report.message,
         is_stopped=log.stopping.is_asked,
-        examples=report.examples,
+        examples=_judged(report.examples, log),
         rejected=report.rejected,
         launches=report.launches,
         compared=log.compared,
@@ -246,7 +256,7 @@ def _shown_of_cache(report: CacheReport, log: Log) -> Shown:
         verdict=report.verdict.value,
         message=report.message,
         is_stopped=log.stopping.is_asked,
-        examples=report.programs,
+        examples=_judged(report.programs, log),
         launches=report.ops,
         compared=report.comparisons,
         seconds_in_kernels=log.seconds_in_kernels,
@@ -257,6 +267,14 @@ def _shown_of_cache(report: CacheReport, log: Log) -> Shown:
         findings=_counted(log, ((finding.path, finding.count) for finding in report.findings)),
         actual_backend=report.actual_backend,
     )
+
+
+def _judged(count: int, log: Log) -> int:
+    """Return how many cases were judged: fixed programs, and what was broken off, no report counts.
+
+    As many were told while the epoch ran, and this is their record.
+    """
+    return max(count, log.examples)
 
 
 def _power_of(report: CacheReport) -> dict[str, ClassCount]:

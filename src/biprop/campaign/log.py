@@ -95,6 +95,7 @@ class Log:
         launches: Made so far.
         compared: Sequences compared so far.
         seconds_in_kernels: Launching and comparing so far.
+        seconds_waited: For a disk that was full.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Log:
         self.stopping = stopping
         self.behaviours = Behaviours(task.known if isinstance(task, EpochTask) else frozenset())
         self.examples = self.launches = self.compared = 0
-        self.seconds_in_kernels = 0.0
+        self.seconds_in_kernels = self.seconds_waited = 0.0
         self._tell = tell
         self._told = 0.0
         self._seconds = _PATIENCE * task.seconds if isinstance(task, EpochTask) else math.inf
@@ -144,6 +145,7 @@ class Log:
         Raises:
             OSError: It cannot be written for another reason.
         """
+        start, waited_before = time.monotonic(), self.seconds_waited
         pause, stopped_at = _SECONDS_A_TRY, None
         while True:
             try:
@@ -163,6 +165,7 @@ class Log:
                 pause = _SECONDS_A_TRY
             with suppress(KeyboardInterrupt):
                 time.sleep(pause)
+            self.seconds_waited = waited_before + time.monotonic() - start
             pause = min(2 * pause, _SECONDS_A_TRY_MAX)
 
     @contextmanager
@@ -174,6 +177,7 @@ class Log:
         reference: KernelReference | object,
         provenance: Provenance | None,
         others: Sequence[str] = (),
+        is_due: bool = False,
     ) -> Iterator[None]:
         """Have a case on disk for as long as it runs.
 
@@ -183,15 +187,18 @@ class Log:
             reference: Of the kernel or cache.
             provenance: Of what runs it.
             others: Cases that run together with it, as JSON.
+            is_due: Whether it is launched even if the time of the epoch is over, as what tells
+                which of several cases hung.
 
         Raises:
             KeyboardInterrupt: A stop was asked for, or the time of the epoch is over.
         """
         self.stopping.check()
-        now = time.monotonic()
+        # The time that a full disk took is none of the epoch.
+        now = time.monotonic() - self.seconds_waited
         if self._ends_at is None:
             self._ends_at = now + self._seconds
-        if now >= self._ends_at:
+        if now >= self._ends_at and not is_due:
             raise KeyboardInterrupt
         text = self._running_text(
             case, others, kind=kind, reference=reference, provenance=provenance
@@ -234,7 +241,7 @@ class Log:
         self.keep(write)
         if is_new:
             self._tell(Found(cause=record))
-            soon = time.monotonic() + _SECONDS_AFTER_FOUND
+            soon = time.monotonic() - self.seconds_waited + _SECONDS_AFTER_FOUND
             self._ends_at = soon if self._ends_at is None else min(self._ends_at, soon)
         return record.digest
 
@@ -315,6 +322,7 @@ class CaseJournal(Journal):
         device: str,
         case_texts: Sequence[str],
         provenance: Provenance | None = None,
+        is_due: bool = False,
     ) -> Iterator[None]:
         """Have several cases on disk, in one file, for as long as they are judged together."""
         del device
@@ -324,6 +332,7 @@ class CaseJournal(Journal):
             kind="kernel",
             reference=reference,
             provenance=provenance,
+            is_due=is_due,
         ):
             yield
 

@@ -117,7 +117,7 @@ class MinimiseTask:
 
 @attrs.frozen(kw_only=True)
 class ReplayTask:
-    """A known finding to run again.
+    """A finding of an earlier campaign to run again.
 
     Attributes:
         number: Of the task among those of its process.
@@ -152,6 +152,7 @@ class Shown:
     findings: tuple[EpochFinding, ...] = ()
     actual_backend: str = ""
     is_stopped: bool = False
+    is_lost: bool = False
     provenance: Provenance | None = None
 
 
@@ -233,7 +234,7 @@ class MinimiseDone:
 
 @attrs.frozen(kw_only=True)
 class ReplayDone:
-    """A known finding was run again; None where the campaign ended before.
+    """A finding was run again; None where the campaign ended before.
 
     Attributes:
         record: As it is stored.
@@ -257,7 +258,7 @@ class Hands(Protocol):
         """Make a cause small, and store it."""
 
     def replay(self, task: ReplayTask, log: "Log") -> str:
-        """Run a known finding again; return its status (`biprop.fixtures.replay`)."""
+        """Run a finding again; return its status (`biprop.campaign.replays`)."""
 
     def close(self) -> None:
         """Let go of what runs kernels."""

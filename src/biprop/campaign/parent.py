@@ -1,8 +1,9 @@
 """What the parent of a campaign knows and decides: tasks, causes, sums, and what is told of them.
 
-Driven by `biprop.campaign.run`, which owns the processes. Known findings are run again first; a
-cause is shrunk as soon as a process is free, by no more than half of them and by none of them twice
-in a row, so that epochs go on meanwhile.
+Driven by `biprop.campaign.run`, which owns the processes. Known findings are run again first, other
+findings of earlier campaigns by one process at a time; a cause is shrunk as soon as a process is
+free, by no more than half of them. No process does either twice between two epochs, so that these
+go on meanwhile.
 """
 
 import time
@@ -11,10 +12,12 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from biprop.campaign.causes import Causes, data_of, shrunk_in_words, told
 from biprop.campaign.cells import Cell
 from biprop.campaign.crew import Answered, Crew, Died
 from biprop.campaign.events import Doing, Event, EventKind, Status, Working
 from biprop.campaign.files import is_full
+from biprop.campaign.ledger import entries_of, entry_of
 from biprop.campaign.messages import (
     Answer,
     EpochDone,
@@ -35,15 +38,17 @@ from biprop.campaign.records import (
     EpochRecord,
     Heartbeat,
     Known,
+    ReplayRecord,
 )
 from biprop.campaign.recovery import Lost, recover, take_up
+from biprop.campaign.replays import Replays
 from biprop.campaign.scheduler import Scheduler
-from biprop.campaign.snapshot import CellSum, entry_of
+from biprop.campaign.snapshot import CellSum
 from biprop.campaign.store import Store
 from biprop.campaign.text import counted
-from biprop.case import Json, Judged
+from biprop.case import Json
 from biprop.data.words import hash_words
-from biprop.generation import Exclusion, Sweep
+from biprop.generation import Sweep
 
 __all__ = ["Parent"]
 
@@ -53,7 +58,6 @@ _SECONDS_A_STATUS = 1.0
 _WHOLE_EVERY = 4
 # Turns of a sweep between epochs of one cell that run at once: about what one of them takes.
 _TURNS_APART = 64
-_JUDGED: tuple[Judged, ...] = ("outputs", "token_gradients", "parameter_gradients")
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -64,7 +68,9 @@ class _Worker:
     task: Task | None = None
     since: float = 0.0
     progress: Progress | None = None
-    shrank_last: bool = False
+    # Since its last epoch.
+    has_shrunk: bool = False
+    has_replayed: bool = False
     waiting: str = ""
 
 
@@ -106,9 +112,9 @@ class Parent:
         self._is_stopping = False
         self._scheduler = Scheduler(cells, seed=record.seed)
         self._sums: dict[str, CellSum] = {}
-        self._causes: dict[str, CauseRecord] = {}
+        self._causes = Causes(ledger=self._ledger, sums=self._sums)
         self._to_shrink: deque[str] = deque()
-        self._to_replay: deque[tuple[str, str]] = deque()
+        self._to_replay = Replays({}, (), {}, cells=())
         self._to_take_up: list[Died] = []
         self._workers = [_Worker() for _ in range(record.workers)]
         self._totals = _Totals()
@@ -125,9 +131,12 @@ class Parent:
             turn.seconds += epoch.seconds
             turn.known.update(hash_words(text) for text in epoch.behaviours)
             self._sums.setdefault(epoch.cell, CellSum()).add(epoch)
-        self._causes = self._store.causes()
+        self._causes.records.update(self._store.causes())
+        self._causes.replays.update(self._store.replays())
         self._to_shrink.extend(
-            digest for digest, record in self._causes.items() if self._wants_shrinking(record)
+            digest
+            for digest, record in self._causes.records.items()
+            if self._wants_shrinking(record)
         )
         self._beat()
         count = counted(len(self._scheduler.turns), "cell")
@@ -142,8 +151,8 @@ class Parent:
 
     def has_nothing_left(self) -> bool:
         """Say whether no task is left to hand out."""
-        is_over = all(turn.over for turn in self._scheduler.turns.values())
-        return is_over and not (self._to_shrink or self._to_replay or self._to_take_up)
+        is_waiting = self._to_shrink or self._to_replay or self._to_take_up
+        return self._is_searched() and not is_waiting
 
     def next_task(self, worker: int) -> Task | None:
         """Return the next task of a process; None where there is none for it."""
@@ -151,7 +160,9 @@ class Parent:
         task = self._replay_task(slot) or self._shrink_task(slot) or self._epoch_task(slot)
         if task is not None:
             slot.task, slot.since, slot.progress = task, time.monotonic(), None
-            slot.shrank_last = isinstance(task, MinimiseTask)
+            is_epoch = isinstance(task, EpochTask)
+            slot.has_shrunk = not is_epoch and (slot.has_shrunk or isinstance(task, MinimiseTask))
+            slot.has_replayed = not is_epoch and (slot.has_replayed or isinstance(task, ReplayTask))
         return task
 
     def hear(self, event: Answered | Died) -> None:
@@ -251,24 +262,30 @@ class Parent:
             cause = self._store.cause(task.cause.digest)
             self._store.release_minimising(task.cause.digest)
             if cause is not None:
-                self._causes[cause.digest] = cause
+                self._causes.records[cause.digest] = cause
                 if self._wants_shrinking(cause) and not is_stopped:
                     self._to_shrink.append(cause.digest)
         if lost is not None and not is_stopped:
             self._tell_lost(lost)
 
     def _replay_task(self, slot: _Worker) -> Task | None:
-        if self._is_stopping or not self._to_replay:
+        is_alone = not any(isinstance(other.task, ReplayTask) for other in self._workers)
+        has_time = is_alone and (not slot.has_replayed or self._is_searched())
+        record = None if self._is_stopping else self._to_replay.next(has_time=has_time)
+        if record is None:
             return None
-        fixture, cell = self._to_replay.popleft()
         slot.number += 1
-        found = self._scheduler.turns[cell].cell
-        return ReplayTask(number=slot.number, cell=found, fixture=fixture)
+        cell = self._scheduler.turns[record.cell].cell
+        return ReplayTask(number=slot.number, cell=cell, fixture=record.fixture)
+
+    def _is_searched(self) -> bool:
+        """Say whether no cell can be searched any further."""
+        return all(turn.over for turn in self._scheduler.turns.values())
 
     def _shrink_task(self, slot: _Worker) -> Task | None:
         shrinking = sum(isinstance(other.task, MinimiseTask) for other in self._workers)
-        is_over = all(turn.over for turn in self._scheduler.turns.values())
-        may = is_over or not (slot.shrank_last or shrinking >= max(1, len(self._workers) // 2))
+        is_enough = slot.has_shrunk or shrinking >= max(1, len(self._workers) // 2)
+        may = self._is_searched() or not is_enough
         if self._is_stopping or not may:
             return None
         holder = Heartbeat(
@@ -294,7 +311,7 @@ class Parent:
                     cause=cause,
                     is_first=not any(
                         other.cell == cause.cell and other.status == "minimal"
-                        for other in self._causes.values()
+                        for other in self._causes.records.values()
                     ),
                 )
         return None
@@ -304,9 +321,11 @@ class Parent:
 
         Where many cells fail, the second causes of some must not keep all others waiting.
         """
-        served = {cause.cell for cause in self._causes.values() if cause.status == "minimal"}
+        served = {
+            cause.cell for cause in self._causes.records.values() if cause.status == "minimal"
+        }
         for digest in self._to_shrink:
-            cause = self._causes.get(digest)
+            cause = self._causes.records.get(digest)
             if cause is not None and cause.cell not in served:
                 self._to_shrink.remove(digest)
                 return digest
@@ -327,7 +346,7 @@ class Parent:
             seconds=min(self._seconds_an_epoch, left),
             is_first=not turn.epochs,
             lacks_power=total is None or bool(total.lacking()) or not total.classes,
-            excluded=() if is_whole else self._exclusions(turn.cell.id),
+            excluded=() if is_whole else self._causes.exclusions(turn.cell.id),
             known=frozenset(turn.known),
             sweep=Sweep(
                 seed=hash_words("sweep", turn.cell.id, self._record.seed),
@@ -340,17 +359,6 @@ class Parent:
         tasks = (worker.task for worker in self._workers)
         others = sum(isinstance(task, EpochTask) and task.cell.id == cell for task in tasks)
         return (self._sums[cell].swept if cell in self._sums else 0) + _TURNS_APART * others
-
-    def _exclusions(self, cell: str) -> tuple[Exclusion, ...]:
-        """Return the classes that are known to fail together in a cell."""
-        found = [
-            Exclusion(judged=judged, classes=frozenset(record.transforms))
-            for record in self._causes.values()
-            if record.cell == cell and record.transforms and not record.is_lost
-            for judged in _JUDGED
-            if judged == record.judged
-        ]
-        return tuple(dict.fromkeys(found))
 
     def _take(self, answer: Answer) -> None:
         if isinstance(answer, Found):
@@ -367,15 +375,20 @@ class Parent:
         elif isinstance(answer, MinimiseDone):
             self._shrunk(answer)
         elif isinstance(answer, ReplayDone) and answer.record is not None:
-            record = answer.record
-            if record.status in {"FIXED", "NOT REPRODUCED HERE"}:
-                self._tell(
-                    "stale",
-                    f"The ledger names {record.fixture[:8]}, which fails no more "
-                    f"({record.status}): take the entry out.",
-                    fixture=record.fixture,
-                    status=record.status,
-                )
+            self._replayed(answer.record)
+
+    def _replayed(self, record: ReplayRecord) -> None:
+        """Tell how a finding of an earlier campaign did."""
+        known = entries_of(self._causes.records, self._ledger)
+        for cause, was_fixed, is_fixed in self._causes.take_replay(record):
+            data: dict[str, Json] = {**data_of(cause), "status": record.status}
+            if is_fixed and cause.digest in known:
+                text = f"The ledger names {told(cause)}, which fails no more: take the entry out."
+                self._tell("stale", text, **data)
+            elif is_fixed:
+                self._tell("fixed", f"fixed: {told(cause)} fails no more", **data)
+            elif was_fixed and record.status in {"FAILED", "DIFFERENT"}:
+                self._tell("found", f"found again: {told(cause)}", **data)
 
     def _count(self, record: EpochRecord, behaviours: frozenset[int] = frozenset()) -> None:
         """Count an epoch that is recorded."""
@@ -391,7 +404,8 @@ class Parent:
         self._tell(
             "epoch",
             cell=record.cell,
-            verdict=record.verdict,
+            # Of the epoch alone: what the cell has shown is told by its whole store.
+            epoch_verdict=record.verdict,
             examples=record.examples,
             launches=record.launches,
             compared=record.compared,
@@ -405,37 +419,45 @@ class Parent:
             self._tell("over", text, cell=record.cell, message=turn.over)
 
     def _add_cause(self, record: CauseRecord) -> None:
-        if record.digest in self._causes:
+        is_back = record.digest in self._causes.records
+        if not self._causes.take_found(record):
             return
-        self._causes[record.digest] = record
         if self._wants_shrinking(record):
             self._to_shrink.append(record.digest)
-        known = entry_of(record, self._ledger)
-        words = "known" if known is not None else "found"
-        self._tell("found", f"{words}: {record.name} ({record.fixture[:8]})", **_data(record))
+        is_known = entry_of(record, self._ledger) is not None
+        words = "known" if is_known else "found again" if is_back else "found"
+        self._tell("found", f"{words}: {told(record)}", **data_of(record))
 
     def _shrunk(self, done: MinimiseDone) -> None:
-        cause = done.cause
-        self._causes[cause.digest] = cause
-        if done.is_stopped:
-            return
+        cause, causes = done.cause, self._causes.records
+        before = causes.get(cause.digest, cause)
+        causes[cause.digest] = cause
         if done.error:
             if cause.settled is None:
                 self._to_shrink.append(cause.digest)
-            self._tell("note", f"{cause.name} cannot be shrunk: {done.error}", **_data(cause))
-        elif cause.same_as:
-            other = self._causes.get(cause.same_as)
-            name = cause.same_as if other is None else other.name
-            self._tell("small", f"shrunk: {cause.name} is {name}", **_data(cause))
-        elif cause.status == "unreproduced":
-            text = f"holds: {cause.name} ({cause.fixture[:8]}), which was lost with its process"
-            self._tell("small", text, **_data(cause))
-        elif cause.status == "minimal":
-            text = f"shrunk: {cause.name} ({cause.fixture[:8]})"
-            self._tell("small", text, **_data(cause))
-        else:
-            text = f"stays as it is: {cause.name} did not fail again"
-            self._tell("small", text, **_data(cause))
+            self._tell("note", f"{told(cause)} cannot be shrunk: {done.error}", **data_of(cause))
+            return
+        if self._causes.is_back(cause.same_as):
+            back = self._store.cause(cause.same_as)
+            if back is not None and self._causes.take_found(back):
+                self._tell("found", f"found again: {told(back)}", **data_of(back))
+        # Whoever shrank it may have merged these too.
+        for digest, other in tuple(causes.items()):
+            is_waiting = other.status == "raw" and not other.same_as and digest != cause.digest
+            if is_waiting and other.name == cause.name:
+                stored = self._store.cause(digest)
+                if stored is not None and stored.same_as:
+                    causes[digest] = stored
+                    self._tell_shrunk(other, stored)
+        self._tell_shrunk(before, cause)
+        if cause.status == "raw" and cause.found_by != self._record.id and not done.is_stopped:
+            self._to_replay.add(cause)
+
+    def _tell_shrunk(self, before: CauseRecord, after: CauseRecord) -> None:
+        other = self._causes.records.get(after.same_as)
+        text = shrunk_in_words(before, after, other)
+        if text:
+            self._tell("small", text, **data_of(after))
 
     def _tell_lost(self, lost: Lost) -> None:
         begun = lost.begun
@@ -449,16 +471,16 @@ class Parent:
                 self._add_cause(cause)
 
     def _plan_replays(self) -> None:
-        """Have the fixtures of the ledger run again."""
-        for entry in self._ledger:
-            record = next(
-                (item for item in self._causes.values() if entry_of(item, (entry,))), None
-            )
-            if record is None:
-                text = f"The ledger names {entry.cause!r}, which the store does not hold."
-                self._tell("note", text)
-            elif record.cell in self._scheduler.turns:
-                self._to_replay.append((record.fixture, record.cell))
+        """Have what earlier campaigns found run again."""
+        self._to_replay = Replays(
+            self._causes.records,
+            self._ledger,
+            self._causes.replays,
+            cells=self._scheduler.turns.keys(),
+        )
+        for entry in self._to_replay.unknown:
+            text = f"The ledger names {entry.cause!r}, which the store does not hold."
+            self._tell("note", text)
 
     def _wants_shrinking(self, record: CauseRecord) -> bool:
         return (
@@ -499,17 +521,14 @@ class Parent:
         seconds = max(now - self._start, 1e-3)
         turns = self._scheduler.turns.values()
         totals = self._totals
-        under_way = [slot.progress for slot in self._workers if slot.progress is not None]
-        busy = sum(now - slot.since for slot in self._workers if slot.progress is not None)
+        # What is judged to shrink a cause, or to run one again, is no example of the search.
+        searching = [slot for slot in self._workers if isinstance(slot.task, EpochTask)]
+        under_way = [slot.progress for slot in searching if slot.progress is not None]
+        busy = sum(now - slot.since for slot in searching if slot.progress is not None)
         examples = totals.examples + sum(item.examples for item in under_way)
         compared = totals.compared + sum(item.compared for item in under_way)
         in_kernels = totals.in_kernels + sum(item.seconds_in_kernels for item in under_way)
-        known = {
-            digest
-            for digest, record in self._causes.items()
-            if entry_of(record, self._ledger) is not None
-        }
-        own = [record for record in self._causes.values() if not record.same_as]
+        causes = self._causes.counts()
         waits = next((slot.waiting for slot in self._workers if slot.waiting), self._waiting)
         return Status(
             seconds=seconds,
@@ -522,12 +541,11 @@ class Parent:
             examples_a_second=examples / seconds,
             compared_a_second=compared / seconds,
             share_in_kernels=in_kernels / max(totals.worked + busy, 1e-9),
-            findings=sum(
-                record.digest not in known and record.status != "unreproduced" for record in own
-            ),
+            findings=causes["finding"],
             to_shrink=len(self._to_shrink)
             + sum(isinstance(slot.task, MinimiseTask) for slot in self._workers),
-            known=sum(record.digest in known for record in own),
+            known=causes["known"],
+            fixed=causes["fixed"],
             lost=totals.lost,
             waiting=waits,
             workers=tuple(_working(number, slot, now) for number, slot in enumerate(self._workers)),
@@ -552,18 +570,3 @@ def _working(number: int, slot: _Worker, now: float) -> Working:
         seconds=now - slot.since,
         examples=0 if slot.progress is None else slot.progress.examples,
     )
-
-
-def _data(record: CauseRecord) -> dict[str, Json]:
-    return {
-        "cause": record.digest,
-        "name": record.name,
-        "cell": record.cell,
-        "verdict": record.verdict,
-        "key": record.key,
-        "transforms": list(record.transforms),
-        "fixture": record.fixture,
-        "state": record.status,
-        "same_as": record.same_as,
-        "lost": record.is_lost,
-    }

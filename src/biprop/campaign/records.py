@@ -1,11 +1,12 @@
 """What lies in the store of campaigns, as records; every file is one of them, as JSON.
 
 Records and their plain conversion only. Files are written and read by `biprop.campaign.store`, and
-summed up by `biprop.campaign.snapshot`; what fills them is `biprop.campaign.epochs`.
+summed up by `biprop.campaign.snapshot`; what fills them is `biprop.campaign.working`.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 import attrs
@@ -35,6 +36,7 @@ __all__ = [
     "Running",
     "TaskKind",
     "cause_digest",
+    "owners_of",
     "record_from_text",
     "record_text",
 ]
@@ -313,6 +315,7 @@ class CauseRecord:
         found: When it was first seen.
         found_by: Id of the campaign.
         settled: When it was minimised or given up; None before.
+        formerly: Ids of the fixtures that it was told by before; their files are kept.
     """
 
     format: str
@@ -330,11 +333,19 @@ class CauseRecord:
     found: float
     found_by: str
     settled: float | None = None
+    formerly: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """Return the cause in words, as people may write it into a ledger."""
         return " ".join((self.cell, self.key, "+".join(self.transforms))).strip()
+
+    def told_by(self, fixture: str) -> "CauseRecord":
+        """Return the cause with another fixture; the id of the one before is kept."""
+        if fixture == self.fixture:
+            return self
+        before = (name for name in (*self.formerly, self.fixture) if name != fixture)
+        return attrs.evolve(self, fixture=fixture, formerly=tuple(dict.fromkeys(before)))
 
 
 @attrs.frozen(kw_only=True)
@@ -342,7 +353,8 @@ class Known:
     """A finding that people know of.
 
     Attributes:
-        cause: Id of its fixture, digest of its cause, or its name.
+        cause: The beginning of an id of its fixture, as summaries print it, or of the digest of its
+            cause, at least 4 digits; or its name.
         link: Where it is followed, an address.
         reason: Why it still fails, one sentence.
     """
@@ -367,13 +379,13 @@ class LedgerFile:
 
 @attrs.frozen(kw_only=True)
 class ReplayRecord:
-    """How the fixture of an entry of the ledger did when it was last run: `replays/<id>.json`.
+    """How the fixture of a cause did when it was last run again: `replays/<id>.json`.
 
     Attributes:
         format: `biprop-campaign-1`.
         fixture: Its id.
         status: `FAILED`, `DIFFERENT`, `FIXED`, ... (`biprop.fixtures.replay`); `ERROR` where it
-            could not be run.
+            could not be run, `HELD` where it may fail now and then (`biprop.campaign.replays`).
         at: When.
         campaign: That ran it.
     """
@@ -405,6 +417,36 @@ class Heartbeat:
 def cause_digest(*parts: str) -> str:
     """Return the digest of what tells one cause from another."""
     return hashlib.sha256(canonical_json(list(parts)).encode()).hexdigest()[:16]
+
+
+def owners_of(records: Mapping[str, CauseRecord]) -> dict[str, str]:
+    """Return for each digest that of the cause that it turned out to be, or its own.
+
+    Causes of a cell that are told by one fixture are one, whatever their first cases were.
+    """
+    ends = {digest: _end_of(records, digest) for digest in records}
+    told: dict[tuple[str, str], str] = {}
+    for digest in sorted(set(ends.values()), key=lambda digest: _rank(records[digest])):
+        told.setdefault(_told_by(records[digest]), digest)
+    return {digest: told[_told_by(records[end])] for digest, end in ends.items()}
+
+
+def _told_by(record: CauseRecord) -> tuple[str, str]:
+    return record.cell, record.fixture
+
+
+def _end_of(records: Mapping[str, CauseRecord], digest: str) -> str:
+    seen: set[str] = set()
+    while digest not in seen and records[digest].same_as in records:
+        seen.add(digest)
+        digest = records[digest].same_as
+    return digest
+
+
+def _rank(record: CauseRecord) -> tuple[bool, bool, float, str]:
+    """Sort what says most of a cause first."""
+    is_held = record.status == "unreproduced"
+    return is_held, record.status != "minimal", record.found, record.digest
 
 
 def record_text(record: object) -> str:

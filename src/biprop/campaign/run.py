@@ -15,8 +15,9 @@ from pathlib import Path
 import attrs
 
 from biprop.campaign.cells import Cell
-from biprop.campaign.crew import Crew, LocalCrew
+from biprop.campaign.crew import SECONDS_UNTIL_HUNG, Crew, LocalCrew
 from biprop.campaign.events import Event
+from biprop.campaign.ledger import check_beginnings
 from biprop.campaign.messages import OpenHands, Settings
 from biprop.campaign.parent import Parent
 from biprop.campaign.places import this_process
@@ -33,6 +34,8 @@ __all__ = ["Plan", "run_campaign"]
 # What a stop may take in all, and when whatever still runs is killed.
 SECONDS_TO_STOP = 7.0
 _SECONDS_A_LOOK = 0.25
+# What a set of four may take on a device when it is first launched, and some more.
+_TIMEOUTS_UNTIL_HUNG = 10
 
 
 @attrs.frozen(kw_only=True)
@@ -117,6 +120,7 @@ def _parent(
 ) -> Parent:
     """Say on disk that the campaign runs, and return its parent."""
     ledger = store.ledger()
+    check_beginnings(store.causes(), ledger.known)
     store.write_campaign(record)
     # Before anything is taken up: whoever sees the claim must see that this campaign runs.
     store.write_heartbeat(
@@ -208,13 +212,13 @@ def _stop(parent: Parent, crew: Crew) -> None:
 
 
 def _local(settings: Settings, plan: Plan) -> Crew:
-    if plan.seconds_until_hung is None:
-        return LocalCrew(settings, devices=plan.devices, workers=plan.workers)
+    # Whoever waits for a launch of its own says nothing meanwhile.
+    least = max(SECONDS_UNTIL_HUNG, _TIMEOUTS_UNTIL_HUNG * plan.timeout)
     return LocalCrew(
         settings,
         devices=plan.devices,
         workers=plan.workers,
-        seconds_until_hung=plan.seconds_until_hung,
+        seconds_until_hung=plan.seconds_until_hung or least,
     )
 
 

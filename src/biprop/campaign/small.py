@@ -172,33 +172,64 @@ def _settled(
     task: MinimiseTask, log: Log, fixture: AnyFixture, status: CauseStatus
 ) -> MinimiseDone:
     """Store what a cause is from now on."""
-    before = task.cause
-    cause = fixture.expect.cause
-    record = attrs.evolve(
-        before,
-        verdict=cause.verdict.value,
-        key=cause.key,
-        judged=fixture.case.judged if isinstance(fixture, Fixture) else "",
-        transforms=getattr(cause, "transforms", ()),
-        fixture=fixture.id,
-        status=status,
-        settled=time.time(),
-    )
-    if status == "minimal":
-        owner = log.store.owner_of(_identity(record, fixture), record.digest)
-        if owner != record.digest:
-            # Another first case has shrunk to the same: that one is kept.
-            record = attrs.evolve(before, status="minimal", same_as=owner, settled=time.time())
-            return _stored(record, None, log)
-    return _stored(record, fixture if status == "minimal" else None, log)
+    record = attrs.evolve(_now_told_by(task.cause, fixture), status=status, settled=time.time())
+    if status != "minimal":
+        return _stored(record, None, log)
+    identity = _identity(record, fixture)
+    owner = log.store.owner_of(identity, record.digest)
+    if owner != record.digest:
+        return _merged(task, log, fixture, owner)
+    done = _stored(record, fixture, log)
+    _merge_first_case(record, identity, log)
+    return done
 
 
 def _given_back(task: MinimiseTask, log: Log, fixture: AnyFixture | None = None) -> MinimiseDone:
     """Leave a cause to the next campaign, with the smallest case so far."""
     record = attrs.evolve(task.cause, status="raw")
     if fixture is not None:
-        record = attrs.evolve(record, fixture=fixture.id)
+        record = _now_told_by(record, fixture)
+        # What it is for good is told when it is minimal; that it is another one already, now.
+        owner = log.store.known_owner_of(_identity(record, fixture))
+        if owner not in {"", record.digest}:
+            return attrs.evolve(_merged(task, log, fixture, owner), is_stopped=True)
     return attrs.evolve(_stored(record, fixture, log), is_stopped=True)
+
+
+def _now_told_by(record: CauseRecord, fixture: AnyFixture) -> CauseRecord:
+    """Return a cause with what its smaller case says of it."""
+    cause = fixture.expect.cause
+    return attrs.evolve(
+        record.told_by(fixture.id),
+        verdict=cause.verdict.value,
+        key=cause.key,
+        judged=fixture.case.judged if isinstance(fixture, Fixture) else "",
+        transforms=getattr(cause, "transforms", ()),
+    )
+
+
+def _merged(task: MinimiseTask, log: Log, fixture: AnyFixture, owner: str) -> MinimiseDone:
+    """Say that a cause is the one of `owner`, which another first case has shrunk to before."""
+    kept = log.store.cause(owner)
+    if kept is not None and log.store.is_retired(kept):
+        # It was fixed, and this case shows it again.
+        back = attrs.evolve(kept.told_by(fixture.id), settled=time.time())
+        log.keep(lambda: log.store.update_cause(back, fixture))
+    record = attrs.evolve(task.cause, status="minimal", same_as=owner, settled=time.time())
+    return _stored(record, None, log)
+
+
+def _merge_first_case(record: CauseRecord, identity: str, log: Log) -> None:
+    """Merge the cause that was found as what this one has shrunk to, and waits to be shrunk.
+
+    A case of several classes may still become another cause, as `Store.add_cause` has it.
+    """
+    # Of a kernel, the digest of a first case is made of the same parts.
+    other = log.store.cause(identity)
+    if other is None or other.digest == record.digest or other.status != "raw":
+        return
+    if not other.same_as and other.settled is None and len(other.transforms) <= 1:
+        log.keep(lambda: log.store.merge(other, record.digest))
 
 
 def _stored(record: CauseRecord, fixture: AnyFixture | None, log: Log) -> MinimiseDone:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import attrs
 
+from biprop.campaign.ledger import entries_of, entry_of
 from biprop.campaign.records import (
     CampaignRecord,
     CauseRecord,
@@ -16,7 +17,9 @@ from biprop.campaign.records import (
     EpochRecord,
     Known,
     ReplayRecord,
+    owners_of,
 )
+from biprop.campaign.replays import is_fixed
 from biprop.fixtures.programs import AnyFixture
 from biprop.judgment import Verdict
 from biprop.reports.records import ClassCount
@@ -24,6 +27,8 @@ from biprop.reports.records import ClassCount
 __all__ = [
     "POWERED_MIN",
     "CampaignState",
+    "CampaignSum",
+    "CauseKind",
     "CauseState",
     "CellState",
     "CellSum",
@@ -32,9 +37,9 @@ __all__ = [
     "Span",
     "causes_of",
     "cells_of",
-    "entry_of",
+    "kind_of",
+    "last_seen_of",
     "ledger_of",
-    "resolved",
     "spans_of",
 ]
 
@@ -44,7 +49,30 @@ POWERED_MIN = 50
 COVERAGE_MIN = 0.1
 _SPANS = 120
 _NONE = ClassCount()
+# `held` is a case that was lost with its process, and holds.
+CauseKind = Literal["finding", "known", "fixed", "held"]
 _ENDED_BADLY = ("ERROR", Verdict.FALLBACK.value, Verdict.UNSUPPORTED.value)
+
+
+@attrs.define(kw_only=True)
+class CampaignSum:
+    """What the epochs of one campaign come to.
+
+    Attributes:
+        epochs: How many, lost and stopped ones included.
+        examples: Cases or programs judged.
+        seconds: Wall time.
+    """
+
+    epochs: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+
+    def add(self, epoch: EpochRecord) -> None:
+        """Count an epoch."""
+        self.epochs += 1
+        self.examples += epoch.examples
+        self.seconds += epoch.seconds
 
 
 @attrs.frozen(kw_only=True)
@@ -55,11 +83,13 @@ class CampaignState:
         record: As it wrote it.
         status: `running`, `ended`, or `lost` where its process is gone without a word.
         heartbeat: When it last wrote one; None where there is none.
+        sum: Of its own epochs.
     """
 
     record: CampaignRecord
     status: Literal["running", "ended", "lost"]
     heartbeat: float | None = None
+    sum: CampaignSum = attrs.field(factory=CampaignSum)
 
 
 @attrs.define(kw_only=True)
@@ -171,7 +201,7 @@ class CellState:
             or empty where it had no turn yet.
         message: Why it is not HOLDS.
         sum: Of its epochs.
-        causes: Digests of its causes, those of lost cases that hold left out.
+        causes: Digests of its causes; what is fixed, and lost cases that hold, are left out.
         epochs: In order of time; empty where a snapshot was asked for without them.
     """
 
@@ -194,6 +224,8 @@ class CauseState:
         last_seen: When.
         fixture: The smallest case, or the first one; None where its file cannot be read.
         known: Its entry in the ledger; None where people do not know of it.
+        is_fixed: Whether it was run again since it was last seen, and holds.
+        folder: Of the store, where its fixture lies.
     """
 
     record: CauseRecord
@@ -202,11 +234,18 @@ class CauseState:
     last_seen: float
     fixture: AnyFixture | None = None
     known: Known | None = None
+    is_fixed: bool = False
+    folder: str = "findings"
+
+    @property
+    def kind(self) -> CauseKind:
+        """What it counts as; each cause is one of these alone."""
+        return kind_of(self.record, is_known=self.known is not None, is_fixed=self.is_fixed)
 
     @property
     def is_finding(self) -> bool:
-        """Whether it is to be reported: neither known nor a lost case that holds."""
-        return self.known is None and self.record.status != "unreproduced"
+        """Whether it is to be reported: neither known, nor fixed, nor a lost case that holds."""
+        return self.kind == "finding"
 
 
 @attrs.frozen(kw_only=True)
@@ -217,16 +256,13 @@ class LedgerState:
         known: It.
         cause: Digest of the cause that it names; empty where the store has none.
         replay: Of its last replay; None where it was not replayed yet.
+        is_stale: Whether what it names is fixed: without the entry it would be no finding.
     """
 
     known: Known
     cause: str = ""
     replay: ReplayRecord | None = None
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether its fixture no longer fails."""
-        return self.replay is not None and self.replay.status in {"FIXED", "NOT REPRODUCED HERE"}
+    is_stale: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -300,7 +336,7 @@ def cells_of(
     """Return the cells, in order of the chain."""
     by_cell: dict[str, list[CauseState]] = {}
     for cause in causes:
-        if cause.record.status != "unreproduced":
+        if cause.kind in {"finding", "known"}:
             by_cell.setdefault(cause.record.cell, []).append(cause)
     found: list[CellState] = []
     for name, info in infos.items():
@@ -325,17 +361,18 @@ def causes_of(
     sums: Mapping[str, CellSum],
     fixtures: Mapping[str, AnyFixture],
     known: Sequence[Known],
+    replays: Mapping[str, ReplayRecord],
 ) -> tuple[CauseState, ...]:
     """Return the causes that are one of their own, each with the counts of those that are it."""
     counts: dict[str, int] = {}
     first: dict[str, float] = {}
-    last: dict[str, float] = {}
+    owners = owners_of(records)
     for digest, record in records.items():
-        own = resolved(records, digest)
+        own = owners[digest]
         total = sums.get(record.cell, CellSum())
         counts[own] = counts.get(own, 0) + total.counts.get(digest, 0)
         first[own] = min(first.get(own, record.found), record.found)
-        last[own] = max(last.get(own, record.found), total.last.get(digest, record.found))
+    last, entries = last_seen_of(records, sums), entries_of(records, known)
     return tuple(
         sorted(
             (
@@ -345,7 +382,8 @@ def causes_of(
                     first_seen=first[digest],
                     last_seen=last[digest],
                     fixture=fixtures.get(records[digest].fixture),
-                    known=entry_of(records[digest], known),
+                    known=entries.get(digest),
+                    is_fixed=is_fixed(replays.get(records[digest].fixture), last_seen=last[digest]),
                 )
                 for digest in counts
             ),
@@ -354,36 +392,51 @@ def causes_of(
     )
 
 
-def resolved(records: Mapping[str, CauseRecord], digest: str) -> str:
-    """Return the digest of the cause that one turned out to be."""
-    seen: set[str] = set()
-    while digest not in seen and records[digest].same_as in records:
-        seen.add(digest)
-        digest = records[digest].same_as
-    return digest
+def kind_of(record: CauseRecord, *, is_known: bool, is_fixed: bool) -> CauseKind:
+    """Return what a cause counts as."""
+    if record.status == "unreproduced":
+        return "held"
+    if is_known:
+        return "known"
+    return "fixed" if is_fixed else "finding"
 
 
-def entry_of(record: CauseRecord, known: Sequence[Known]) -> Known | None:
-    """Return the entry of a cause in the ledger, by fixture, digest or name."""
-    names = {record.fixture, record.digest, record.name}
-    return next((entry for entry in known if entry.cause in names), None)
+def last_seen_of(
+    records: Mapping[str, CauseRecord], sums: Mapping[str, CellSum]
+) -> dict[str, float]:
+    """Return when each cause was last seen, those that turned out to be it included."""
+    last: dict[str, float] = {}
+    owners = owners_of(records)
+    for digest, record in records.items():
+        own = owners[digest]
+        total = sums.get(record.cell)
+        seen = record.found if total is None else total.last.get(digest, record.found)
+        last[own] = max(last.get(own, record.found), seen)
+    return last
 
 
 def ledger_of(
     known: Sequence[Known],
     records: Mapping[str, CauseRecord],
     replays: Mapping[str, ReplayRecord],
+    causes: Sequence[CauseState],
 ) -> tuple[LedgerState, ...]:
     """Return the entries of the ledger, each with the cause that it names."""
+    by_digest = {cause.record.digest: cause for cause in causes}
+    owners = owners_of(records)
     states: list[LedgerState] = []
     for entry in known:
         record = next((item for item in records.values() if entry_of(item, (entry,))), None)
-        fixture = entry.cause if record is None else record.fixture
+        if record is None:
+            states.append(LedgerState(known=entry))
+            continue
+        cause = by_digest[owners[record.digest]]
         states.append(
             LedgerState(
                 known=entry,
-                cause="" if record is None else record.digest,
-                replay=replays.get(fixture),
+                cause=cause.record.digest,
+                replay=replays.get(cause.record.fixture),
+                is_stale=cause.is_fixed,
             )
         )
     return tuple(states)
@@ -453,6 +506,11 @@ def _verdict(total: CellSum, causes: Sequence[CauseState]) -> tuple[str, str]:
         return Verdict.VACUOUS.value, f"Too few programs so far reached a {short[0]}."
     if not total.compared:
         return Verdict.VACUOUS.value, total.message or "Nothing was compared yet."
+    if not (total.classes or total.coverage):
+        # Those that were lost with their process tell how much they compared, and no more.
+        return Verdict.VACUOUS.value, (
+            "What its epochs have shown is not known: they ended before they could tell it."
+        )
     return Verdict.HOLDS.value, ""
 
 

@@ -21,9 +21,9 @@ from biprop.campaign.files import (
     swept,
     write,
 )
+from biprop.campaign.ledger import check_beginnings, read_ledger
 from biprop.campaign.places import is_here, is_running
 from biprop.campaign.records import (
-    FORMAT,
     Begun,
     CampaignRecord,
     CauseRecord,
@@ -39,6 +39,8 @@ from biprop.campaign.records import (
 )
 from biprop.campaign.snapshot import (
     CampaignState,
+    CampaignSum,
+    CauseState,
     CellSum,
     Snapshot,
     causes_of,
@@ -50,8 +52,10 @@ from biprop.errors import BipropError, FixtureError, UsageError
 from biprop.fixtures.programs import AnyFixture, read_any, text_of
 from biprop.fixtures.store import project_root
 
-__all__ = ["FOLDER", "Store"]
+__all__ = ["FIXTURE_FOLDERS", "FOLDER", "Store"]
 
+# Smallest cases, and first ones.
+FIXTURE_FOLDERS = ("findings", "raw")
 FOLDER = Path(".hypothesis") / "campaign"
 # A machine that writes no heartbeat for so long is taken for lost.
 SECONDS_UNTIL_LOST = 600.0
@@ -123,21 +127,25 @@ class Store:
         """
         problems: list[str] = []
         sums: dict[str, CellSum] = {}
+        by_campaign: dict[str, CampaignSum] = {}
         epochs: dict[str, list[EpochRecord]] = {}
         for epoch in self._records("epochs", EpochRecord, problems):
             sums.setdefault(epoch.cell, CellSum()).add(epoch)
+            by_campaign.setdefault(epoch.campaign, CampaignSum()).add(epoch)
             if with_epochs:
                 epochs.setdefault(epoch.cell, []).append(epoch)
-        campaigns = tuple(self._campaigns(problems))
+        campaigns = tuple(self._campaigns(by_campaign, problems))
         records = {item.digest: item for item in self._records("causes", CauseRecord, problems)}
-        replays = {item.fixture: item for item in self._records("replays", ReplayRecord, problems)}
+        replays = self.replays(problems)
         fixtures = self._fixtures(records, problems)
         try:
             known = self.ledger().known
+            check_beginnings(records, known)
         except FixtureError as error:
             known = ()
             problems.append(str(error))
-        causes = causes_of(records, sums, fixtures, known)
+        causes = causes_of(records, sums, fixtures, known, replays)
+        causes = tuple(attrs.evolve(cause, folder=self._folder_of(cause)) for cause in causes)
         listed = [epoch for found in epochs.values() for epoch in found]
         return Snapshot(
             path=str(self.path),
@@ -145,7 +153,7 @@ class Store:
             campaigns=campaigns,
             cells=cells_of(_infos(campaigns), sums, causes, epochs),
             causes=causes,
-            ledger=ledger_of(known, records, replays),
+            ledger=ledger_of(known, records, replays, causes),
             throughput=spans_of(listed, causes),
             problems=tuple(problems),
         )
@@ -156,24 +164,7 @@ class Store:
         Raises:
             FixtureError: It cannot be read, or an entry lacks its link or its reason.
         """
-        path = self.path / "ledger.json"
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return LedgerFile(format=FORMAT)
-        except OSError as error:
-            raise FixtureError(f"{path.name} cannot be read: {error.strerror or error}.") from error
-        try:
-            ledger = record_from_text(text, LedgerFile)
-        except FixtureError as error:
-            raise FixtureError(f"{path.name} cannot be used: {error}") from error
-        for entry in ledger.known:
-            if "://" not in entry.link or not entry.reason.strip():
-                raise FixtureError(
-                    f"{path.name}: the entry of {entry.cause[:60]!r} needs a link and a reason: "
-                    "give both."
-                )
-        return ledger
+        return read_ledger(self.path / "ledger.json")
 
     def write_campaign(self, record: CampaignRecord) -> None:
         """Write the record of a campaign."""
@@ -257,22 +248,58 @@ class Store:
         return taken if taken == path or claim(path, taken) else None
 
     def add_cause(self, record: CauseRecord, fixture: AnyFixture) -> bool:
-        """Store a cause and its first case, unless it is there; return whether it is new."""
+        """Store a cause and its first case, unless it is there; return whether it is news.
+
+        What was fixed, and is back, is news: the case that shows it now takes the place of the one
+        that fails no more. A cause that says no more than one that is minimal is that one.
+        """
         path = self.path / "causes" / f"{record.digest}.json"
-        if path.exists():
+        before = self.cause(record.digest)
+        if before is None and path.exists():
             return False
+        if before is not None and not self.is_retired(before):
+            return False
+        same = self._same_as(record) if before is None else None
         # First the fixture: a cause whose fixture is missing could never be minimised.
         write(self.path / "raw" / f"{fixture.id}.json", text_of(fixture))
-        return make_once(path, record_text(record))
+        if same is not None:
+            make_once(path, record_text(same))
+            return False
+        if before is None:
+            return make_once(path, record_text(record))
+        self._forget_replay(fixture.id)
+        back = attrs.evolve(
+            before.told_by(fixture.id), status="raw", same_as="", attempts=0, settled=None
+        )
+        write(path, record_text(back))
+        return True
 
     def update_cause(self, record: CauseRecord, fixture: AnyFixture | None = None) -> None:
-        """Write a cause that this process has claimed, and its smallest case."""
+        """Write a cause that this process has claimed, and its smallest case, which still fails.
+
+        The cases that it was told by before are kept: their ids stand in what people have read.
+        """
         if fixture is not None:
             write(self.path / "findings" / f"{fixture.id}.json", text_of(fixture))
-        before = self.cause(record.digest)
+            self._forget_replay(fixture.id)
         write(self.path / "causes" / f"{record.digest}.json", record_text(record))
-        if before is not None and before.fixture != record.fixture:
-            (self.path / "raw" / f"{before.fixture}.json").unlink(missing_ok=True)
+
+    def merge(self, record: CauseRecord, owner: str) -> None:
+        """Say that a cause is another one."""
+        same = attrs.evolve(record, status="minimal", same_as=owner, settled=time.time())
+        write(self.path / "causes" / f"{record.digest}.json", record_text(same))
+
+    def is_retired(self, record: CauseRecord) -> bool:
+        """Say whether a cause, or the one that it turned out to be, held when it was last run."""
+        seen: set[str] = set()
+        while record.same_as and record.same_as not in seen:
+            seen.add(record.same_as)
+            other = self.cause(record.same_as)
+            if other is None:
+                break
+            record = other
+        replay = self._read(self.path / "replays" / f"{record.fixture}.json", ReplayRecord)
+        return replay is not None and replay.status == "FIXED"
 
     def cause(self, digest: str) -> CauseRecord | None:
         """Return a cause; None where there is none."""
@@ -287,16 +314,18 @@ class Store:
 
         A name that is no id, as a stranger's record may hold, names nothing.
         """
+        path = self.fixture_path(name)
+        try:
+            return None if path is None else read_any(path)
+        except BipropError:
+            return None
+
+    def fixture_path(self, name: str) -> Path | None:
+        """Return the file of a fixture by its id; None where there is none."""
         if not _ID.fullmatch(name):
             return None
-        for folder in ("findings", "raw"):
-            path = self.path / folder / f"{name}.json"
-            if path.is_file():
-                try:
-                    return read_any(path)
-                except BipropError:
-                    return None
-        return None
+        paths = (self.path / folder / f"{name}.json" for folder in FIXTURE_FOLDERS)
+        return next((path for path in paths if path.is_file()), None)
 
     def claim_minimising(self, digest: str, holder: Heartbeat) -> bool:
         """Take a cause for minimising; return whether nobody else who runs has it."""
@@ -316,6 +345,14 @@ class Store:
         """Let go of a cause."""
         (self.path / "minimising" / f"{digest}.json").unlink(missing_ok=True)
 
+    def known_owner_of(self, identity: str) -> str:
+        """Return the cause that is the one of an identity; empty where there is none yet."""
+        try:
+            path = self.path / "owners" / f"{identity}.txt"
+            return path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
     def owner_of(self, identity: str, digest: str) -> str:
         """Return the cause that is the one of an identity: the first that asks for it.
 
@@ -329,8 +366,13 @@ class Store:
         return path.read_text(encoding="ascii").strip()
 
     def write_replay(self, record: ReplayRecord) -> None:
-        """Write how a known finding did."""
+        """Write how a finding did when it was run again."""
         write(self.path / "replays" / f"{record.fixture}.json", record_text(record))
+
+    def replays(self, problems: list[str] | None = None) -> dict[str, ReplayRecord]:
+        """Return how findings did when they were last run again, by the ids of their fixtures."""
+        found = self._records("replays", ReplayRecord, [] if problems is None else problems)
+        return {record.fixture: record for record in found}
 
     def is_gone(self, place: Place, *, campaign: str) -> bool:
         """Say whether a process is gone: seen here, or told by silence from another machine.
@@ -356,7 +398,28 @@ class Store:
             if _has_ended(beat.place) and beat.campaign not in spread:
                 self.remove_heartbeat(beat.place)
 
-    def _campaigns(self, problems: list[str]) -> Iterator[CampaignState]:
+    def _same_as(self, record: CauseRecord) -> CauseRecord | None:
+        """Return a new cause as the minimal one that it is; None where that cannot be told yet.
+
+        Only shrinking tells what a case of several classes is.
+        """
+        owner = self.cause(self.known_owner_of(record.digest))
+        if owner is None or owner.digest == record.digest or len(record.transforms) > 1:
+            return None
+        if record.is_lost or self.is_retired(owner):
+            return None
+        return attrs.evolve(record, status="minimal", same_as=owner.digest, settled=time.time())
+
+    def _folder_of(self, cause: CauseState) -> str:
+        path = self.fixture_path(cause.record.fixture)
+        return FIXTURE_FOLDERS[0] if path is None else path.parent.name
+
+    def _forget_replay(self, fixture: str) -> None:
+        (self.path / "replays" / f"{fixture}.json").unlink(missing_ok=True)
+
+    def _campaigns(
+        self, sums: dict[str, CampaignSum], problems: list[str]
+    ) -> Iterator[CampaignState]:
         beats = {
             beat.campaign: beat.at for beat in self._records("heartbeats", Heartbeat, problems)
         }
@@ -368,6 +431,7 @@ class Store:
                 record=record,
                 status="ended" if is_over else "lost" if is_lost else "running",
                 heartbeat=beats.get(record.id),
+                sum=sums.get(record.id, CampaignSum()),
             )
 
     def _fixtures(

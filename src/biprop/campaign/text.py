@@ -3,15 +3,22 @@
 The page with everything is made by `biprop report`; one finding is told by `biprop show`.
 """
 
+import shlex
 from collections import Counter
-from pathlib import Path
 
 from biprop.campaign.records import CampaignRecord
-from biprop.campaign.snapshot import CauseState, Snapshot
+from biprop.campaign.snapshot import CampaignSum, CauseKind, CauseState, Snapshot
+from biprop.fixtures.programs import ProgramFixture
+from biprop.reports.words import transforms_in_words
 
-__all__ = ["counted", "duration", "render_summary"]
+__all__ = ["counted", "duration", "kinds_in_words", "render_summary"]
 
 _FINDINGS_MAX = 40
+_KINDS: dict[CauseKind, str] = {
+    "known": "known",
+    "fixed": "fixed",
+    "held": "lost with its process and not seen again",
+}
 _REASONS = {
     "budget": "its time is over",
     "interrupted": "stopped by Ctrl-C or SIGTERM",
@@ -26,7 +33,7 @@ def render_summary(snapshot: Snapshot, record: CampaignRecord) -> str:
     reason = _REASONS.get(record.reason, "it runs")
     lines = [f"Campaign {record.id}: {reason}, after {duration(until - record.began)}.", ""]
     lines += _findings(snapshot)
-    lines += _cells(snapshot)
+    lines += _cells(snapshot, record)
     lines += _rest(snapshot)
     return "\n".join(lines) + "\n"
 
@@ -46,52 +53,100 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
+def kinds_in_words(snapshot: Snapshot) -> str:
+    """Return what the causes of a store count as; each is counted once: `2 findings, 1 known`."""
+    counts = Counter(cause.kind for cause in snapshot.causes)
+    words = [counted(counts["finding"], "finding")]
+    words += [f"{counts[kind]} {word}" for kind, word in _KINDS.items() if counts[kind]]
+    return ", ".join(words)
+
+
 def _findings(snapshot: Snapshot) -> list[str]:
     found = snapshot.findings
     if not found:
         return ["No findings.", ""]
-    folder = Path(snapshot.path) / "findings"
-    lines = [f"{counted(len(found), 'finding')}:"]
-    lines += [f"  {_finding(cause)}" for cause in found[:_FINDINGS_MAX]]
+    names = Counter(cause.record.name for cause in found)
+    lines = [f"{counted(len(found), 'finding')} in the store:"]
+    lines += [
+        f"  {_finding(cause, is_told_apart=names[cause.record.name] > 1)}"
+        for cause in found[:_FINDINGS_MAX]
+    ]
     if len(found) > _FINDINGS_MAX:
         lines.append(f"  and {len(found) - _FINDINGS_MAX} more")
-    small = next((cause for cause in found if cause.record.status == "minimal"), None)
-    if small is not None:
-        lines.append(f"Look at one: biprop show {small.record.fixture[:8]} --store {folder}")
+    # A small one says more.
+    readable = [cause for cause in found if cause.fixture is not None]
+    ranked = sorted(readable, key=lambda cause: cause.record.status != "minimal")
+    if ranked:
+        which = "Look at it" if len(found) == 1 else "Look at one by its id"
+        store = shlex.quote(snapshot.path)
+        lines.append(f"{which}: biprop show {ranked[0].record.fixture[:8]} --store {store}")
     return [*lines, ""]
 
 
-def _finding(cause: CauseState) -> str:
+def _finding(cause: CauseState, *, is_told_apart: bool) -> str:
     record = cause.record
-    state = {
-        "raw": "" if record.settled is not None else ", to be shrunk",
-        "minimising": ", to be shrunk",
-    }.get(record.status, "")
-    lost = ", its process was lost" if record.is_lost else ""
-    times = counted(cause.count, "case")
-    return f"{record.fixture[:8]}  {record.name}  ({times}{lost}{state})"
+    words = [counted(cause.count, "case")]
+    if is_told_apart:
+        words += _apart(cause)
+    if record.is_lost:
+        words.append("its process was lost")
+    if record.status == "minimising" or (record.status == "raw" and record.settled is None):
+        words.append("to be shrunk")
+    if cause.fixture is None:
+        words.append("its fixture cannot be read")
+    return f"{record.fixture[:8]}  {record.name}  ({', '.join(words)})"
 
 
-def _cells(snapshot: Snapshot) -> list[str]:
+def _apart(cause: CauseState) -> list[str]:
+    """Return what tells a cause from another one of its name."""
+    fixture = cause.fixture
+    if fixture is None:
+        return []
+    if isinstance(fixture, ProgramFixture):
+        return [counted(len(fixture.program.ops), "operation")]
+    judged = cause.record.judged.replace("_", " ")
+    transforms = transforms_in_words(fixture.case)
+    return [*([judged] if judged not in {"", "outputs"} else []), transforms]
+
+
+def _cells(snapshot: Snapshot, record: CampaignRecord) -> list[str]:
     verdicts = Counter(cell.verdict or "no turn yet" for cell in snapshot.cells)
-    examples = sum(cell.sum.examples for cell in snapshot.cells)
-    epochs = sum(cell.sum.epochs for cell in snapshot.cells)
-    worked = sum(cell.sum.seconds for cell in snapshot.cells)
     words = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
-    taken = duration(worked)
-    return [
+    sums = {state.record.id: state.sum for state in snapshot.campaigns}
+    own, total = sums.get(record.id, CampaignSum()), CampaignSum()
+    for item in sums.values():
+        total.epochs += item.epochs
+        total.examples += item.examples
+        total.seconds += item.seconds
+    lines = [
         f"{counted(len(snapshot.cells), 'cell')}: {words}.",
-        f"{counted(examples, 'example')} in {counted(epochs, 'epoch')}, {taken} of all processes.",
+        f"This campaign: {_worked(own)}.",
     ]
+    if len(sums) > 1:
+        lines.append(f"All {len(sums)} campaigns of the store: {_worked(total)}.")
+    return lines
+
+
+def _worked(total: CampaignSum) -> str:
+    return (
+        f"{counted(total.examples, 'example')} in {counted(total.epochs, 'epoch')}, "
+        f"{duration(total.seconds)} of all processes"
+    )
 
 
 def _rest(snapshot: Snapshot) -> list[str]:
     lines: list[str] = []
-    known = sum(cause.known is not None for cause in snapshot.causes)
+    counts = Counter(cause.kind for cause in snapshot.causes)
+    known = counts["known"]
     if known:
         verb = "is" if known == 1 else "are"
         lines.append(f"{counted(known, 'cause')} {verb} known (ledger.json).")
-    held = sum(cause.record.status == "unreproduced" for cause in snapshot.causes)
+    lines += [
+        f"Fixed: {cause.record.fixture[:8]}  {cause.record.name}, which fails no more."
+        for cause in snapshot.causes
+        if cause.kind == "fixed"
+    ]
+    held = counts["held"]
     if held:
         lines.append(f"{counted(held, 'lost case')} held when judged again: no finding.")
     lines += [

@@ -3,7 +3,8 @@
 Both judge by another judge. Stopping and the journal are the part of `biprop.campaign.log`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 
@@ -16,7 +17,7 @@ from biprop.kvcache.converting import program_to_data
 from biprop.kvcache.records import CacheReference, Program, ProgramOutcome
 from biprop.operators import KernelReference
 from biprop.relations import JUDGE_OPTIONS, JudgeOptions
-from biprop.supervision import Description, Judge, Pending, begin
+from biprop.supervision import BrokenOffError, Description, Judge, Pending, begin
 from biprop.supervision.programs import ProgramJudge
 
 __all__ = ["WatchedJudge", "WatchedPrograms"]
@@ -46,7 +47,8 @@ class WatchedJudge:
 
     def judge(self, case: Case, options: JudgeOptions = JUDGE_OPTIONS) -> Outcome:
         """Return the outcome of one case."""
-        outcome = self._judge.judge(case, options)
+        with self._counting((case,), (options,)):
+            outcome = self._judge.judge(case, options)
         self._count(case, options, outcome)
         self._log.behaviours.settle()
         return outcome
@@ -55,26 +57,39 @@ class WatchedJudge:
         self, cases: Sequence[Case], options: Sequence[JudgeOptions]
     ) -> tuple[Outcome, ...]:
         """Return the outcome of each of several layouts of one case."""
-        outcomes = self._counted(cases, options, self._judge.judge_set(cases, options))
+        outcomes = self._taken(cases, options, lambda: self._judge.judge_set(cases, options))
         self._log.behaviours.settle()
         return outcomes
 
     def begin(self, cases: Sequence[Case], options: Sequence[JudgeOptions]) -> Pending:
         """Have one case or several layouts judged; they are counted when they are taken."""
-        pending = begin(self._judge, cases, options)
+        with self._counting(cases, options):
+            pending = begin(self._judge, cases, options)
         # Of those before: whoever waits for these has nothing else to do.
         self._log.behaviours.settle()
-        return attrs.evolve(pending, take=lambda: self._counted(cases, options, pending.take()))
+        return attrs.evolve(pending, take=lambda: self._taken(cases, options, pending.take))
 
-    def _counted(
+    def _taken(
         self,
         cases: Sequence[Case],
         options: Sequence[JudgeOptions],
-        outcomes: tuple[Outcome, ...],
+        take: Callable[[], tuple[Outcome, ...]],
     ) -> tuple[Outcome, ...]:
-        for case, option, outcome in zip(cases, options, outcomes, strict=True):
-            self._count(case, option, outcome)
+        with self._counting(cases, options):
+            outcomes = take()
+        for one in zip(cases, options, outcomes, strict=True):
+            self._count(*one)
         return outcomes
+
+    @contextmanager
+    def _counting(self, cases: Sequence[Case], options: Sequence[JudgeOptions]) -> Iterator[None]:
+        """Count the first of some cases, where judging them is broken off after these."""
+        try:
+            yield
+        except BrokenOffError as error:
+            for one in zip(cases, options, error.outcomes, strict=False):
+                self._count(*one)
+            raise
 
     def _count(self, case: Case, options: JudgeOptions, outcome: Outcome) -> None:
         if id(outcome) in self._known:

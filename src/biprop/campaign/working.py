@@ -116,7 +116,7 @@ def run_task(
 
 
 def _epoch(task: EpochTask, hands: Hands, log: Log) -> EpochDone:
-    start = time.monotonic()
+    start = time.monotonic() - log.seconds_waited
     try:
         shown = hands.search(task, log)
     except KeyboardInterrupt:
@@ -131,7 +131,7 @@ def _epoch(task: EpochTask, hands: Hands, log: Log) -> EpochDone:
         device=log.begun.device,
         seed=task.seed,
         began=log.begun.began,
-        seconds=time.monotonic() - start,
+        seconds=time.monotonic() - start - log.seconds_waited,
         behaviours=tuple(log.behaviours.texts),
         behaviour_count=len(log.behaviours.found),
         **{name: getattr(shown, name) for name in attrs.fields_dict(Shown) if name != "provenance"},

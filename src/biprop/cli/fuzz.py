@@ -30,11 +30,16 @@ _BUDGET_MAX = 30 * 86_400.0
 _SHARDS_MAX = 10_000
 _RAY_ADDRESS = re.compile(r"auto|local|[\w.:\[\]-]+:\d{1,5}", re.ASCII)
 # \b keeps the lines as they are.
-_EXIT_CODES = """\b
+_EPILOG = """\b
+ledger.json of the store; a cause is an id as it is printed, or a name:
+  {"format": "biprop-campaign-1", "known": [
+    {"cause": "a1cf2e06", "link": "https://...", "reason": "Why it still fails."}]}
+
+\b
 Exit codes:
-  0    nothing was found that is not known
+  0    nothing was found that is not known, or fixed
   1    the store holds findings
-  2    wrong use, or no process starts
+  2    wrong use, no process starts, or no cell can be searched
   130  stopped by Ctrl-C or SIGTERM; what was found is stored, and the next start goes on
 """
 
@@ -86,7 +91,7 @@ class FuzzRequest:
 
 @click.command(
     short_help="Search all cells for hours; nothing is lost, and the next start goes on.",
-    epilog=_EXIT_CODES,
+    epilog=_EPILOG,
 )
 @click.option(
     "--budget",
@@ -180,7 +185,8 @@ class FuzzRequest:
     "--events",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Add what happens to a file, one JSON object a line.",
+    help="Add what happens to a file, one JSON object a line; an epoch_verdict is that of an epoch "
+    "alone, not of its cell.",
 )
 def fuzz(  # noqa: PLR0917  # one parameter an option
     budget: str,
@@ -209,7 +215,8 @@ def fuzz(  # noqa: PLR0917  # one parameter an option
 
     What fails is stored at once, shrunk behind the epochs, and told once a cause. The case that is
     launched is on disk before it is: where a process, or a machine, is lost, it becomes a finding.
-    What people know of stands in ledger.json of the store, and is not reported again.
+    What people know of stands in ledger.json of the store, and is not reported again. Findings of
+    earlier campaigns are run again: what fails no more is told as fixed, unless it is seen again.
 
     Standard error shows how it goes, and standard output gets a summary in the end.
     """

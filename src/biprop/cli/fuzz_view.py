@@ -78,7 +78,7 @@ def status_line(status: Status) -> str:
         f"{status.cells_seen}/{status.cells} cells",
         counted(status.epochs, "epoch"),
         (
-            f"{status.examples} examples ({status.examples_a_second:.1f}/s, "
+            f"{counted(status.examples, 'example')} ({status.examples_a_second:.1f}/s, "
             f"{status.compared_a_second:.1f} sequences/s)"
         ),
         f"{status.share_in_kernels:.0%} in kernels",
@@ -101,8 +101,8 @@ def status_table(status: Status) -> Table:
     table.add_row("cells", f"{status.cells_seen} of {status.cells} had a turn{over}")
     table.add_row(
         "examples",
-        f"{status.examples} in {status.epochs} epochs, {status.examples_a_second:.1f}/s, "
-        f"{status.compared_a_second:.1f} sequences/s",
+        f"{status.examples} in {counted(status.epochs, 'epoch')}, "
+        f"{status.examples_a_second:.1f}/s, {status.compared_a_second:.1f} sequences/s",
     )
     table.add_row("in kernels", f"{status.share_in_kernels:.0%} of the time")
     lost = f", {_lost(status)}" if status.lost else ""
@@ -113,7 +113,7 @@ def status_table(status: Status) -> Table:
         table.add_row(
             f"worker {worker.worker}",
             f"{worker.doing} {_printable(worker.cell)} "
-            f"{duration(worker.seconds)}, {worker.examples} examples"
+            f"{duration(worker.seconds)}, {counted(worker.examples, 'example')}"
             if worker.cell
             else worker.doing,
         )
@@ -179,11 +179,13 @@ def _opened(path: Path | None) -> Iterator[TextIO | None]:
 
 
 def _found(status: Status) -> str:
-    words = counted(status.findings, "finding")
+    words = f"{counted(status.findings, 'finding')} in the store"
     if status.to_shrink:
         words += f", {status.to_shrink} to be shrunk"
     if status.known:
         words += f", {status.known} known"
+    if status.fixed:
+        words += f", {status.fixed} fixed"
     return words
 
 

@@ -17,6 +17,7 @@ from biprop.campaign.run import Plan, run_campaign
 from biprop.campaign.store import FOLDER, Store
 from biprop.campaign.text import render_summary
 from biprop.cli.fuzz import FuzzRequest
+from biprop.cli.fuzz_targets import check_targets
 from biprop.cli.fuzz_view import shown
 from biprop.cli.output import emit
 from biprop.contract import Contract, load_contract
@@ -26,6 +27,8 @@ from biprop.machine import core_count
 __all__ = ["run_fuzz"]
 
 _INTERRUPTED = 130
+_NOT_SEARCHED = 2
+_ERROR = "ERROR"
 
 
 def run_fuzz(request: FuzzRequest, *, is_live: bool, is_stopped: Callable[[], bool]) -> int:
@@ -44,6 +47,9 @@ def run_fuzz(request: FuzzRequest, *, is_live: bool, is_stopped: Callable[[], bo
     cells = sharded(_cells(request, contract), part=part, count=count)
     path = project_root() / FOLDER if request.store is None else request.store.absolute()
     with _spread(request) as spread:
+        if request.ray is None:
+            # Of a cluster, what connects to it may have no such device.
+            check_targets(request, device=spread.devices[0])
         plan = Plan(
             cells=cells,
             store=path,
@@ -65,7 +71,11 @@ def run_fuzz(request: FuzzRequest, *, is_live: bool, is_stopped: Callable[[], bo
     emit(render_summary(snapshot, record))
     if record.reason == "interrupted":
         return _INTERRUPTED
-    return 1 if snapshot.findings else 0
+    if snapshot.findings:
+        return 1
+    own = {cell.id for cell in cells}
+    words = {cell.verdict for cell in snapshot.cells if cell.info.id in own}
+    return _NOT_SEARCHED if words == {_ERROR} else 0
 
 
 def _cells(request: FuzzRequest, contract: Contract) -> tuple[Cell, ...]:

@@ -25,6 +25,7 @@ __all__ = [
     "check_backend",
     "execution_options",
     "json_option",
+    "lookup_option",
     "names_in",
     "parse_classes",
     "parse_device",
@@ -71,6 +72,13 @@ store_option = click.option(
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Where found fixtures lie.  [default: .hypothesis/found of the project]",
+)
+lookup_option = click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Where to look for an id: where fixtures lie, or the store of a campaign.  "
+    "[default: both of the project]",
 )
 timeout_option = click.option(
     "--timeout",

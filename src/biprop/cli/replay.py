@@ -13,9 +13,9 @@ import attrs
 import click
 
 from biprop.case import Json
-from biprop.cli.options import json_option, parse_device, store_option, timeout_option
+from biprop.cli.options import json_option, lookup_option, parse_device, timeout_option
 from biprop.cli.output import complain, emit
-from biprop.cli.session import stores
+from biprop.cli.session import named
 from biprop.errors import FixtureError
 from biprop.fixtures.load import read_text
 from biprop.fixtures.program_replay import ProgramReplayed, replay_program
@@ -23,7 +23,6 @@ from biprop.fixtures.programs import AnyFixture, ProgramFixture, any_fixtures_in
 from biprop.fixtures.records import Fixture
 from biprop.fixtures.replay import BISECT_SKIP, Replayed
 from biprop.fixtures.replay import replay as replay_fixture
-from biprop.fixtures.store import locate
 from biprop.judgment import outcome_to_data
 from biprop.kvcache.converting import program_outcome_to_data
 from biprop.reports.programs import render_program_replay
@@ -53,7 +52,7 @@ _ORDER = (BISECT_SKIP, 2, 1, 0)
     "--bisect", is_flag=True, help="Exit with 125 where it cannot run, for `git bisect run`."
 )
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N.  [default: as recorded]")
-@store_option
+@lookup_option
 @timeout_option
 @json_option
 def replay(  # noqa: PLR0917  # one parameter an option
@@ -136,7 +135,11 @@ def _device_of(fixture: AnyFixture) -> str:
 def _fixtures(source: str, store: Path | None) -> tuple[AnyFixture, ...]:
     if source == "-":
         return any_fixtures_in(read_text(sys.stdin))
-    path = locate(source, stores(store))
+    found = named(source, store)
+    if found.note:
+        # Not for those who read JSON.
+        complain(f"It was {found.note}.")
+    path = found.path
     # A file may be a saved issue text.
     return (read_any(path),) if path.suffix == ".json" else any_fixtures_in(read_text(path))
 

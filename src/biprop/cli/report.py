@@ -6,7 +6,6 @@ What the page is made of is taken from the store's snapshot here; how it looks s
 
 import os
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ import click
 from biprop.campaign.records import CellInfo
 from biprop.campaign.snapshot import CauseState, CellState, LedgerState, Snapshot
 from biprop.campaign.store import Store
+from biprop.campaign.text import kinds_in_words
 from biprop.cli.output import emit
 from biprop.errors import UsageError
 from biprop.generation import CLASSES
@@ -70,8 +70,7 @@ def report(store: Path | None, output: str) -> int:
         emit(text)
         return 0
     _write(Path(output), text)
-    cells, causes = counted(len(page.cells), "cell"), counted(len(page.causes), "cause")
-    emit(f"Wrote {output}: {cells}, {causes}.\n")
+    emit(f"Wrote {output}: {counted(len(page.cells), 'cell')}, {kinds_in_words(snapshot)}.\n")
     if snapshot.problems:
         count = counted(len(snapshot.problems), "file")
         emit(f"Not read: {count} of the store; the page says which, and why.\n")
@@ -168,7 +167,6 @@ def _class_rank(name: str) -> tuple[bool, str]:
 
 def _cause(state: CauseState, folder: str, entries: dict[str, KnownEntry]) -> FoundCause:
     record = state.record
-    settled = record.status in {"minimal", "unreproduced"}
     unreadable = ""
     if state.fixture is None:
         unreadable = f"Its fixture {record.fixture} cannot be read."
@@ -183,8 +181,9 @@ def _cause(state: CauseState, folder: str, entries: dict[str, KnownEntry]) -> Fo
         first_seen=state.first_seen,
         last_seen=state.last_seen,
         fixture=state.fixture,
-        path=str(Path(folder) / ("findings" if settled else "raw") / f"{record.fixture}.json"),
+        path=str(Path(folder) / state.folder / f"{record.fixture}.json"),
         known=None if state.known is None else entries.get(state.known.cause),
+        is_fixed=state.kind == "fixed",
         is_lost=record.is_lost,
         unreadable=unreadable,
     )
@@ -205,12 +204,6 @@ def _entry(state: LedgerState) -> KnownEntry:
 
 
 def _campaigns(snapshot: Snapshot) -> tuple[CampaignRow, ...]:
-    epochs: Counter[str] = Counter()
-    examples: Counter[str] = Counter()
-    for found in snapshot.epochs.values():
-        for epoch in found:
-            epochs[epoch.campaign] += 1
-            examples[epoch.campaign] += epoch.examples
     return tuple(
         CampaignRow(
             id=state.record.id,
@@ -224,8 +217,8 @@ def _campaigns(snapshot: Snapshot) -> tuple[CampaignRow, ...]:
             workers=state.record.workers,
             devices=state.record.devices,
             source_digest=state.record.source_digest,
-            epochs=epochs[state.record.id],
-            examples=examples[state.record.id],
+            epochs=state.sum.epochs,
+            examples=state.sum.examples,
         )
         for state in snapshot.campaigns
     )

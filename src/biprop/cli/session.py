@@ -10,13 +10,16 @@ from pathlib import Path
 
 import attrs
 
+from biprop.campaign.records import owners_of
+from biprop.campaign.store import FIXTURE_FOLDERS, FOLDER
+from biprop.campaign.store import Store as CampaignStore
 from biprop.errors import UsageError
-from biprop.fixtures.store import FIXTURES, FOUND, Store, project_root
+from biprop.fixtures.store import FIXTURES, FOUND, Store, locate, project_root
 from biprop.loading import check_file, operator_spec
 from biprop.operators import KernelReference
 from biprop.signature import parse_call, parse_restrictions, parse_target
 
-__all__ = ["Home", "kernel_reference", "open_home", "stores"]
+__all__ = ["Home", "Named", "kernel_reference", "named", "open_home", "stores"]
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*(?:/[A-Za-z_]\w*)?", re.ASCII)
 
@@ -47,11 +50,68 @@ def open_home(path: Path | None) -> Home:
 
 
 def stores(path: Path | None) -> tuple[Store, ...]:
-    """Return where ids are looked up: `path`, or found and committed fixtures of the project."""
+    """Return where ids are looked up: `path`, or found and committed fixtures of the project.
+
+    A store of campaigns keeps its fixtures in folders of its own.
+    """
     if path is not None:
-        return (Store(path),)
+        return campaign_stores(path) or (Store(path),)
     root = project_root()
-    return (Store(root / FOUND), Store(root / FIXTURES))
+    return (Store(root / FOUND), Store(root / FIXTURES), *campaign_stores(root / FOLDER))
+
+
+def campaign_stores(path: Path) -> tuple[Store, ...]:
+    """Return where a store of campaigns keeps fixtures; nothing for another folder."""
+    if not (path / "campaigns").is_dir():
+        return ()
+    return tuple(Store(path / name) for name in FIXTURE_FOLDERS)
+
+
+@attrs.frozen(kw_only=True)
+class Named:
+    """A fixture that the command line names.
+
+    Attributes:
+        path: Its file.
+        source: What a command that is printed calls it; empty: its id is enough.
+        options: That such a command needs besides.
+        note: What became of it since, in the store of a campaign; empty where nothing did.
+    """
+
+    path: Path
+    source: str = ""
+    options: tuple[str, ...] = ()
+    note: str = ""
+
+
+def named(text: str, store: Path | None) -> Named:
+    """Return the fixture of a path, or of the beginning of an id in a store.
+
+    Raises:
+        FixtureError: There is none, or there are several.
+    """
+    path = locate(text, stores(store))
+    folder = path.parent.parent
+    note = ""
+    if campaign_stores(folder):
+        note = _what_became_of(path.stem, CampaignStore(folder))
+    if path == Path(text):
+        return Named(path=path, source=text, note=note)
+    options = () if store is None else ("--store", str(store))
+    return Named(path=path, options=options, note=note)
+
+
+def _what_became_of(name: str, store: CampaignStore) -> str:
+    records = store.causes()
+    record = next((item for item in records.values() if name in item.formerly), None)
+    if record is None:
+        record = next((item for item in records.values() if item.fixture == name), None)
+    if record is None:
+        return ""
+    own = records[owners_of(records)[record.digest]]
+    if own.fixture == name:
+        return ""
+    return f"shrunk since, and told as {own.fixture[:8]}: {own.name}"
 
 
 def kernel_reference(

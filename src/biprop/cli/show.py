@@ -4,12 +4,11 @@ from pathlib import Path
 
 import click
 
-from biprop.cli.options import store_option
+from biprop.cli.options import lookup_option
 from biprop.cli.output import emit
-from biprop.cli.session import stores
+from biprop.cli.session import Named, named
 from biprop.errors import UsageError
 from biprop.fixtures.programs import AnyFixture, ProgramFixture, read_any
-from biprop.fixtures.store import locate
 from biprop.reports.issue import render_issue
 from biprop.reports.programs import render_program_fixture, render_program_issue
 from biprop.reports.text import render_fixture
@@ -21,7 +20,7 @@ __all__ = ["show"]
 @click.argument("source", metavar="FILE|ID")
 @click.option("--issue", is_flag=True, help="Print the Markdown to paste into an issue.")
 @click.option("--script", is_flag=True, help="Print a script that needs only torch and the target.")
-@store_option
+@lookup_option
 def show(source: str, issue: bool, script: bool, store: Path | None) -> None:
     """Print a fixture: verdict, smallest case, first difference, what was proven.
 
@@ -32,16 +31,28 @@ def show(source: str, issue: bool, script: bool, store: Path | None) -> None:
     """
     if issue and script:
         raise UsageError("--issue and --script print two different things: give one of them.")
-    path = locate(source, stores(store))
-    fixture = read_any(path)
+    found = named(source, store)
+    fixture = read_any(found.path)
     if issue:
         emit(_issue(fixture))
     elif script:
         emit(_script(fixture))
-    elif isinstance(fixture, ProgramFixture):
-        emit(render_program_fixture(fixture, path=str(path)))
     else:
-        emit(render_fixture(fixture, path=str(path)))
+        emit(_in_words(fixture, found))
+
+
+def _in_words(fixture: AnyFixture, found: Named) -> str:
+    if isinstance(fixture, ProgramFixture):
+        return render_program_fixture(
+            fixture,
+            path=str(found.path),
+            source=found.source,
+            options=found.options,
+            note=found.note,
+        )
+    return render_fixture(
+        fixture, path=str(found.path), source=found.source, options=found.options, note=found.note
+    )
 
 
 def _issue(fixture: AnyFixture) -> str:

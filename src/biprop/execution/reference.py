@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from biprop.errors import OutputError, TargetError
+from biprop.errors import OutputError, TargetError, words_of
 from biprop.execution.arguments import Materialiser
 from biprop.execution.frame import Frame
 from biprop.execution.outputs import Collector
@@ -160,7 +160,7 @@ class _Side:
         except Exception as error:
             raise TargetError(
                 f"The reference of operator {self.kernel.name!r} raised {type(error).__name__} "
-                f"({error}): correct the reference."
+                f"({words_of(error)}): correct the reference."
             ) from error
         found = returned if isinstance(returned, tuple) else (returned,)
         if len(found) != len(self.signature.outputs):

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from biprop.errors import TargetError, UnsupportedError
+from biprop.errors import TargetError, UnsupportedError, words_of
 from biprop.execution.orders import ORDERS
 from biprop.execution.proxies import changed_share
 from biprop.kvcache.protocol import ATTENTION, CacheImplementation
@@ -67,8 +67,8 @@ class OperatorPrefill:
         except Exception as error:
             raise TargetError(
                 f"Operator {self._kernel.name} with backend={self._kernel.backend!r} raised "
-                f"{type(error).__name__} ({error}) in a full prefill: correct the operator, or "
-                "give it sizes that it takes."
+                f"{type(error).__name__} ({words_of(error)}) in a full prefill: correct the "
+                "operator, or give it sizes that it takes."
             ) from error
         assert isinstance(returned, tuple), "the packed form has two outputs"
         out, lse = returned

@@ -15,7 +15,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from biprop.errors import TargetError
+from biprop.errors import TargetError, words_of
 from biprop.signature import Target, parse_target
 from biprop.signature.words import nearest, quoted
 
@@ -93,7 +93,7 @@ def checked_callable(found: object, *, what: str) -> Function:
 
 def one_line(error: BaseException) -> str:
     """Return a foreign message as part of a sentence: one line, printable, bounded."""
-    words = " ".join(str(error).split())
+    words = words_of(error)
     shown = "".join(character for character in words if character.isprintable()).rstrip(".")
     return (
         shown if len(shown) <= MESSAGE_LENGTH_MAX else shown[: MESSAGE_LENGTH_MAX - 3] + "..."

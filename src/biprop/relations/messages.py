@@ -3,6 +3,8 @@
 What is done with the text says `biprop.relations.invariance`.
 """
 
+from biprop.errors import words_of
+
 __all__ = ["TargetExitError", "message_of"]
 
 _LENGTH_MAX = 400
@@ -16,8 +18,7 @@ def message_of(error: BaseException) -> str:
     """Return class and message of an exception as one line of bounded length."""
     if isinstance(error, TargetExitError):
         return str(error)
-    words = " ".join(str(error).split())
-    shown = "".join(letter for letter in words if letter.isprintable()).rstrip(".")
+    shown = "".join(letter for letter in words_of(error) if letter.isprintable()).rstrip(".")
     if len(shown) > _LENGTH_MAX:
         shown = shown[: _LENGTH_MAX - 3] + "..."
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__

@@ -130,7 +130,12 @@ def render_program_finding(finding: ProgramFinding, *, by_path: bool = False) ->
 
 
 def render_program_fixture(
-    fixture: ProgramFixture, *, source: str = "", path: str = "", note: str = ""
+    fixture: ProgramFixture,
+    *,
+    source: str = "",
+    path: str = "",
+    note: str = "",
+    options: Sequence[str] = (),
 ) -> str:
     """Return a fixture in at most 25 lines; the last one is the command that replays it.
 
@@ -139,6 +144,7 @@ def render_program_fixture(
         source: What the command reads: an id, a path or `-`; the id where it is left out.
         path: Of its file, shown where given.
         note: One more line of the caller's.
+        options: That the command needs to find it, such as `--store`.
     """
     expect, where = fixture.expect, fixture.provenance
     lines = [_headline(fixture), *_program_lines(fixture)]
@@ -158,7 +164,8 @@ def render_program_fixture(
     )
     lines += [line_of(name, plain(text)) for name, text in (("note", note), ("file", path)) if text]
     # The command is never cut: it is there to be copied.
-    return "\n".join([*lines, replay_command(fixture, source or fixture.id[:8])]) + "\n"
+    command = replay_command(fixture, source or fixture.id[:8], options=options)
+    return "\n".join([*lines, command]) + "\n"
 
 
 def render_program_replay(replayed: ProgramReplayed) -> str:

@@ -94,6 +94,7 @@ def render_fixture(
     path: str = "",
     note: str = "",
     chain_index: int | None = None,
+    options: Sequence[str] = (),
 ) -> str:
     """Return a fixture in at most 25 lines; the last one is the command that replays it.
 
@@ -103,15 +104,15 @@ def render_fixture(
         path: Of its file, shown where given.
         note: One more line of the caller's.
         chain_index: Of a declared operator.
+        options: That the command needs to find it, such as `--store`.
     """
     case, expect, where = fixture.case, fixture.expect, fixture.provenance
     classes = ", ".join(expect.cause.transforms) or "no class"
-    surroundings = line_of("transform", f"{transforms_in_words(case)}  [{classes}]")
-    if case.against is not None:
-        surroundings = line_of("against", against_in_words(case.against))
     lines = [
         _headline(fixture),
-        surroundings,
+        line_of("transform", f"{transforms_in_words(case)}  [{classes}]")
+        if case.against is None
+        else line_of("against", against_in_words(case.against)),
         line_of("case", case_in_words(case, parse_signature(fixture.signature))),
         line_of("data", data_in_words(case)),
     ]
@@ -127,8 +128,7 @@ def render_fixture(
         places = [place_in_words(case, claim.path) for claim in fixture.proof.free]
         lines.append(line_of("free", ", ".join(places)))
     lines += [line_of("launch", words) for words in launches_in_words(expect.facts)]
-    is_probe = case.against is not None and case.against.probe
-    if not fixture.proof.complete and not is_probe:
+    if not fixture.proof.complete and not (case.against is not None and case.against.probe):
         lines.append(line_of("proof", "not complete: the budget was spent before"))
     if chain_index is not None:
         lines.append(line_of("chain", f"index {chain_index}"))
@@ -145,7 +145,8 @@ def render_fixture(
     )
     lines += [line_of(name, plain(text)) for name, text in (("note", note), ("file", path)) if text]
     # The command is never cut: it is there to be copied.
-    return "\n".join([*lines, replay_command(fixture, source or fixture.id[:8])]) + "\n"
+    lines.append(replay_command(fixture, source or fixture.id[:8], options=options))
+    return "\n".join(lines) + "\n"
 
 
 def first_difference_lines(fixture: Fixture, mismatch: Mismatch) -> list[str]:

@@ -233,9 +233,15 @@ def _number_in_words(case: Case, claim: Claim) -> str:
     return plain(f"{place}={_claim_value(claim.value)} ({' and '.join(others)} {verb})")
 
 
-def replay_command(fixture: AnyFixture, source: str) -> str:
-    """Return the command that replays a fixture from `source`: a path, an id, or `-`."""
-    words = ["biprop", "replay", source]
+def replay_command(fixture: AnyFixture, source: str, *, options: Sequence[str] = ()) -> str:
+    """Return the command that replays a fixture from `source`: a path, an id, or `-`.
+
+    Args:
+        fixture: The fixture.
+        source: What the command reads.
+        options: That find it, such as `--store`.
+    """
+    words = ["biprop", "replay", source, *options]
     if not fixture.reference.is_registered:
         words += ["--allow-target", fixture.target]
     return plain(shlex.join(words))

@@ -8,12 +8,13 @@ from biprop.supervision.child import WORKER_COMMAND, Child
 from biprop.supervision.journal import Journal, Leftover
 from biprop.supervision.ledger import Ledger
 from biprop.supervision.pending import AheadJudge, Pending, begin
-from biprop.supervision.records import Description, Judge
+from biprop.supervision.records import BrokenOffError, Description, Judge
 from biprop.supervision.supervised import SupervisedJudge
 
 __all__ = [
     "WORKER_COMMAND",
     "AheadJudge",
+    "BrokenOffError",
     "Child",
     "Description",
     "Journal",

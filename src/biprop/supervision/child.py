@@ -18,14 +18,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from biprop.case import Json
-from biprop.errors import CaseError, DeviceError
+from biprop.errors import CaseError, DeviceError, WorkerKilledError
 from biprop.supervision.keeper import CAN_KEEP, Keeper, KeeperLostError
 from biprop.supervision.messages import LINE_BYTES_MAX, decode, encode, error_from_data
+from biprop.supervision.output import Tail
 from biprop.supervision.pipes import Lines, LinesEndError
 from biprop.supervision.processes import Spawned, WorkerProcess
 from biprop.supervision.vitals import Vitals, ask_for_place
 
-__all__ = ["EXIT_DEVICE_LOST", "EXIT_PIPES_LOST", "WORKER_COMMAND", "Child", "ChildDiedError"]
+__all__ = [
+    "EXIT_DEVICE_LOST",
+    "EXIT_PIPES_LOST",
+    "WORKER_COMMAND",
+    "BrokenOffHangError",
+    "Child",
+    "ChildDiedError",
+]
 
 # -P: the current folder must not shadow modules of torch or of the standard library.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "biprop.worker")
@@ -53,17 +61,38 @@ class ChildDiedError(Exception):
         stage: What it was doing; empty where it had not begun what it was asked.
         launches: Launches that it had made for that, the last one included.
         is_hung: Whether it was ended because its time was up.
+        is_killed: Whether it was ended by SIGKILL, which comes from outside.
     """
 
     def __init__(
-        self, reason: str, *, stage: str = "", launches: int = 0, is_hung: bool = False
+        self,
+        reason: str,
+        *,
+        stage: str = "",
+        launches: int = 0,
+        is_hung: bool = False,
+        is_killed: bool = False,
     ) -> None:
         """Keep all."""
         super().__init__(reason)
         self.reason = reason
         self.is_hung = is_hung
+        self.is_killed = is_killed
         self.stage = stage
         self.launches = launches
+
+
+class BrokenOffHangError(KeyboardInterrupt):
+    """Ctrl-C, for a worker whose time was up already.
+
+    Attributes:
+        death: As it would have been told a moment later.
+    """
+
+    def __init__(self, death: ChildDiedError) -> None:
+        """Keep it."""
+        super().__init__()
+        self.death = death
 
 
 class Child:
@@ -81,6 +110,7 @@ class Child:
         threads: int = 1,
         is_deterministic: bool = False,
         command: Sequence[str] = WORKER_COMMAND,
+        output: Tail | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -90,12 +120,14 @@ class Child:
             is_deterministic: Whether cases ask for deterministic algorithms, for which CUDA's
                 libraries must be told before they start.
             command: What starts a worker; its own arguments are appended.
+            output: Gets what workers print; None: standard error of this process.
         """
         self.device = device
         self.starts = 0
         self._threads = threads
         self._is_deterministic = is_deterministic
         self._command = tuple(command)
+        self._output = output
         self._running: _Running | None = None
         self._keeper: Keeper | None = None
 
@@ -109,11 +141,17 @@ class Child:
         """Process number of the worker, None without one."""
         return None if self._running is None else self._running.process.pid
 
+    @property
+    def output_descriptor(self) -> int:
+        """Where workers print to."""
+        return 2 if self._output is None else self._output.descriptor
+
     def start(self) -> None:
         """Start a worker, unless one is running.
 
         Raises:
             DeviceError: It ended before it was ready; its own output says why.
+            WorkerKilledError: It was killed before it was ready.
             BipropError: It says so itself, as when an installed operator cannot be loaded.
         """
         if self._running is not None:
@@ -124,9 +162,10 @@ class Child:
         try:
             ready = self._answer()
         except ChildDiedError as error:
-            raise DeviceError(
+            wrong = WorkerKilledError if error.is_killed else DeviceError
+            raise wrong(
                 f"The worker for device={self.device} {error.reason} before it was ready: "
-                f"run {' '.join(self._command)} --help to see why."
+                f"{self._last_words()}"
             ) from None
         if "error" in ready:
             self.close()
@@ -190,7 +229,11 @@ class Child:
         self._kill()
         if self._keeper is None and CAN_KEEP:
             # It imports while the supervisor thinks about what comes next.
-            self._keeper = Keeper(self._arguments(), environment=self._environment())
+            self._keeper = Keeper(
+                self._arguments(),
+                environment=self._environment(),
+                output=self.output_descriptor,
+            )
 
     def close(self) -> None:
         """End the worker: gently if it listens, at once if not."""
@@ -233,10 +276,24 @@ class Child:
             raise self._death() from error
         except ValueError as error:
             raise self._death("wrote into the worker's pipes") from error
-        except BaseException:
-            # Interrupted: what the worker is still doing would be taken for the next answer.
+        except KeyboardInterrupt:
+            # What has ended or begun something since it was last looked at does not hang.
+            is_late = time.monotonic() - since >= seconds and self._running is running
+            if is_late and running.vitals.read().stages == begun and not _compiles(running):
+                death = self._death(f"hung for {seconds:g} s")
+                death.is_hung = True
+                raise BrokenOffHangError(death) from None
             self._kill()
             raise
+        except BaseException:
+            # What the worker is still doing would be taken for the next answer.
+            self._kill()
+            raise
+
+    def _last_words(self) -> str:
+        """Return what the workers printed last, or how to see it."""
+        words = "" if self._output is None else self._output.last_line()
+        return words or f"run {' '.join(self._command)} --help to see why."
 
     def _death(self, reason: str = "", *, ask: bool = False) -> ChildDiedError:
         """Return why the worker is no more, after making sure that it is no more.
@@ -261,6 +318,7 @@ class Child:
             launches=progress.launches + (stage in _RUNS),
             # The only death that is asked for.
             is_hung=ask,
+            is_killed=running.is_killed,
         )
 
     def _forked(self) -> "_Running | None":
@@ -282,7 +340,8 @@ class Child:
             stdin=subprocess.DEVNULL,
             # What a target prints is for people; standard output belongs to the command's own
             # result.
-            stdout=2,
+            stdout=self.output_descriptor,
+            stderr=self.output_descriptor,
             pass_fds=handed,
             env=self._environment(),
             # Its own session: Ctrl-C on the terminal is ours to handle, and what a target starts
@@ -346,6 +405,8 @@ class _Running:
         self.lines = Lines(read_fd=answer_read, write_fd=request_write)
         # What it was asked and has not answered, as far as is known.
         self.asked: _Asked | None = None
+        # Whether SIGKILL ended it, as far as is known.
+        self.is_killed = False
         # Also when nobody calls close: the worker is idle then, or its answer is not wanted.
         self.end = weakref.finalize(
             self, _end, os.getpid(), self.process, self.lines, self.vitals, lifeline_write
@@ -356,6 +417,7 @@ class _Running:
         if not self.process.has_ended(_SECONDS_TO_END):
             return "closed the worker's pipes"
         status = self.process.finish()
+        self.is_killed = status == -signal.SIGKILL
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         if status == EXIT_PIPES_LOST:

@@ -108,8 +108,19 @@ class Journal:
         device: str,
         case_texts: Sequence[str],
         provenance: Provenance | None = None,
+        is_due: bool = False,
     ) -> Iterator[None]:
-        """Name several cases on disk for as long as they are judged together; see `entry`."""
+        """Name several cases on disk for as long as they are judged together; see `entry`.
+
+        Args:
+            reference: The kernel.
+            device: Where it runs.
+            case_texts: The cases as JSON.
+            provenance: Of the process that judges them; None where it is not known.
+            is_due: Whether they fail together, and are judged to tell which of them it is: whoever
+                has no time left judges these all the same.
+        """
+        del is_due
         with ExitStack() as stack:
             for text in case_texts:
                 stack.enter_context(

@@ -43,19 +43,23 @@ class KeeperLostError(Exception):
 class Keeper:
     """The supervisor's end; the process has begun to import when this returns."""
 
-    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], output: int = 2
+    ) -> None:
         """Start one.
 
         Args:
             command: What starts a worker, but for its pipes.
             environment: Of the process, and of all its workers.
+            output: Descriptor of what it and they print to.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # S603: the command is the caller's own, nothing of a fixture goes into it.
         process = subprocess.Popen(  # noqa: S603
             [*command, "--keep", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
-            stdout=2,
+            stdout=output,
+            stderr=output,
             pass_fds=(theirs.fileno(),),
             env=dict(environment),
             start_new_session=True,

@@ -26,10 +26,16 @@ from biprop.kvcache.model import Model
 from biprop.kvcache.poisons import FILLS_FINITE, has_nonfinite_poison, with_finite_poison
 from biprop.kvcache.records import CacheReference, Program, ProgramCause, ProgramOutcome
 from biprop.provenance import Provenance
-from biprop.supervision.child import WORKER_COMMAND, Child, ChildDiedError
+from biprop.supervision.child import WORKER_COMMAND, BrokenOffHangError, Child, ChildDiedError
 from biprop.supervision.messages import encode
 
-__all__ = ["REPEATS_QUICK", "ProgramJudge", "ProgramLedger", "SupervisedPrograms"]
+__all__ = [
+    "REPEATS_QUICK",
+    "BrokenOffProgramError",
+    "ProgramJudge",
+    "ProgramLedger",
+    "SupervisedPrograms",
+]
 
 # The first program of a cache compiles its kernels.
 _FIRST_FACTOR = 3
@@ -38,6 +44,21 @@ REPEATS_QUICK = 2
 # Seconds, and times what the slowest program took so far, after which one is taken for hung then.
 _QUICK_SECONDS = 2.0
 _QUICK_FACTOR = 10
+
+
+class BrokenOffProgramError(KeyboardInterrupt):
+    """Ctrl-C came when a program had failed already.
+
+    Attributes:
+        program: It.
+        outcome: What was seen of it, which is not unseen.
+    """
+
+    def __init__(self, program: Program, outcome: ProgramOutcome) -> None:
+        """Keep both."""
+        super().__init__()
+        self.program = program
+        self.outcome = outcome
 
 
 class ProgramJudge(Protocol):
@@ -225,9 +246,9 @@ class SupervisedPrograms:
             if not error.stage and not is_second:
                 # It died before it began, of what an earlier program left behind.
                 return self._judge(program, quick=quick, is_second=True)
-            step = error.launches if error.stage == "program" else None
-            found = self._crashed(program, f"The cache {error.reason}.", step=step)
-            return attrs.evolve(found, is_hung=error.is_hung)
+            return self._crashed(program, error)
+        except BrokenOffHangError as error:
+            raise BrokenOffProgramError(program, self._crashed(program, error.death)) from None
         self._slowest = max(self._slowest, perf_counter() - start)
         outcome = program_outcome_from_data(answer["outcome"])
         if answer["device_is_lost"]:
@@ -235,7 +256,8 @@ class SupervisedPrograms:
             self._child.give_up()
         return outcome
 
-    def _crashed(self, program: Program, message: str, *, step: int | None) -> ProgramOutcome:
+    def _crashed(self, program: Program, death: ChildDiedError) -> ProgramOutcome:
+        step = death.launches if death.stage == "program" else None
         # What was run is known only to the worker that is gone: the account tells what it can.
         model = Model(program.shape, vocabulary=program.vocabulary)
         ops = program.ops if step is None else program.ops[: step + 1]
@@ -244,7 +266,8 @@ class SupervisedPrograms:
             verdict=Verdict.CRASHES,
             cause=ProgramCause(verdict=Verdict.CRASHES),
             step=step,
-            message=message,
+            message=f"The cache {death.reason}.",
+            is_hung=death.is_hung,
             coverage=model.coverage,
             ops_run=count,
             requested_backend=self.reference.backend,
@@ -255,7 +278,10 @@ class SupervisedPrograms:
         if not has_nonfinite_poison(program):
             return outcome
         for fill in FILLS_FINITE:
-            milder = self._judge(with_finite_poison(program, fill), quick=True)
+            try:
+                milder = self._judge(with_finite_poison(program, fill), quick=True)
+            except KeyboardInterrupt:
+                raise BrokenOffProgramError(program, outcome) from None
             if milder.verdict is Verdict.CRASHES:
                 return outcome
         assert outcome.cause is not None, "a crash has a cause"

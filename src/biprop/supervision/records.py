@@ -16,7 +16,20 @@ from biprop.operators import InvarianceDeclaration, KernelReference, OpClass
 from biprop.provenance import Provenance
 from biprop.relations import JUDGE_OPTIONS, JudgeOptions
 
-__all__ = ["Description", "Judge"]
+__all__ = ["BrokenOffError", "Description", "Judge"]
+
+
+class BrokenOffError(KeyboardInterrupt):
+    """Ctrl-C, or whoever writes down what is launched, broke off a judgement.
+
+    Attributes:
+        outcomes: Of the first of its cases, as far as they are known: what was seen is not unseen.
+    """
+
+    def __init__(self, outcomes: tuple[Outcome, ...]) -> None:
+        """Keep them."""
+        super().__init__()
+        self.outcomes = outcomes
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +93,7 @@ class Judge(Protocol):
         Raises:
             BipropError: The case is illegal for the kernel, or the kernel returns something else
                 than its signature says.
+            BrokenOffError: Ctrl-C came when the case had failed.
         """
 
     def judge_set(
@@ -96,6 +110,7 @@ class Judge(Protocol):
 
         Raises:
             BipropError: As `judge` does, for the first case that it is about.
+            BrokenOffError: Ctrl-C came when the first of them were judged.
         """
 
     def nonzeros(self, case: Case, name: str, limit: int) -> tuple[Point, ...] | None:

@@ -8,7 +8,6 @@ CRASHES; the next case is given to another child. The judging itself is
 import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Literal, Self
 
 import attrs
@@ -20,17 +19,15 @@ from biprop.judgment import Outcome, Verdict, outcome_from_data
 from biprop.operators import KernelReference
 from biprop.relations import JUDGE_OPTIONS, JudgeOptions, cause_of
 from biprop.relations.sharpening import FILLS_TRIED, has_nonfinite_fill, with_finite_fill
-from biprop.supervision.child import WORKER_COMMAND, Child, ChildDiedError
+from biprop.supervision.child import WORKER_COMMAND, BrokenOffHangError, Child, ChildDiedError
 from biprop.supervision.journal import Journal
 from biprop.supervision.ledger import Ledger
 from biprop.supervision.messages import CONVERTER, encode
+from biprop.supervision.opening import FIRST_FACTOR, opening
 from biprop.supervision.pending import Pending, Steps, finished, pending_of
-from biprop.supervision.records import Description
+from biprop.supervision.records import BrokenOffError, Description
 
 __all__ = ["SupervisedJudge"]
-
-# The first case of a kernel compiles it.
-_FIRST_FACTOR = 3
 
 
 class SupervisedJudge:
@@ -167,15 +164,9 @@ class SupervisedJudge:
         self.close()
 
     def _open(self, *, first: bool = False) -> Description:
-        message: dict[str, Json] = {
-            "do": "open",
-            "reference": CONVERTER.unstructure(self.reference),
-            # A target may be named by a path relative to the folder that this process is in now.
-            "folder": str(Path.cwd()),
-            "trial": self._trial if first else None,
-        }
+        message = opening(self.reference, trial=self._trial if first else None)
         try:
-            answer = self._child.ask(message, seconds=self._timeout * _FIRST_FACTOR)
+            answer = self._child.ask(message, seconds=self._timeout * FIRST_FACTOR)
         except ChildDiedError as error:
             if first:
                 return self._open()
@@ -188,12 +179,12 @@ class SupervisedJudge:
         self.reference = CONVERTER.structure(answer["reference"], KernelReference)
         return CONVERTER.structure(answer["description"], Description)
 
-    def _alone(self, case: Case, options: JudgeOptions) -> Steps[Outcome]:
+    def _alone(self, case: Case, options: JudgeOptions, *, is_due: bool = False) -> Steps[Outcome]:
         text = canonical_json(case_to_data(case))
         key = _key(text)
         outcome = self._ledger.find(key, options)
         if outcome is None:
-            outcome = yield from self._judge(case, text, options)
+            outcome = yield from self._judge(case, text, options, is_due=is_due)
             if outcome.verdict is Verdict.CRASHES and not self._child.is_running:
                 outcome = yield from self._crash(case, outcome, options)
             self._ledger.keep(key, options, outcome)
@@ -203,19 +194,33 @@ class SupervisedJudge:
         self, cases: Sequence[Case], options: Sequence[JudgeOptions]
     ) -> Steps[tuple[Outcome, ...]]:
         asked = list(zip(cases, options, strict=True))
-        outcomes = None
+        # Whether one of them fails, and it is not known which: that is found out, come what may.
+        is_due = False
         if len(asked) > 1 and not self._is_careful:
             outcomes = yield from self._as_set(asked)
-        if outcomes is None:
-            found = []
+            if outcomes is not None:
+                return outcomes
+            is_due = True
+        found: list[Outcome] = []
+        try:
             for one in asked:
-                outcome = yield from self._alone(*one)
+                outcome = yield from self._alone(*one, is_due=is_due)
                 found.append(outcome)
-            outcomes = tuple(found)
-        return outcomes
+                is_due = is_due and not outcome.verdict.is_violation
+        except BrokenOffError as error:
+            raise BrokenOffError((*found, *error.outcomes)) from None
+        except KeyboardInterrupt:
+            raise BrokenOffError(tuple(found)) from None
+        return tuple(found)
 
     def _judge(
-        self, case: Case, text: str, options: JudgeOptions, *, is_second: bool = False
+        self,
+        case: Case,
+        text: str,
+        options: JudgeOptions,
+        *,
+        is_second: bool = False,
+        is_due: bool = False,
     ) -> Steps[Outcome]:
         if not self._child.is_running or self._opened_in != self._child.starts:
             self._open()
@@ -226,14 +231,16 @@ class SupervisedJudge:
         # The case's text is made already, for the ledger: it is not made twice.
         line = head.rstrip()[:-1] + f',"case":{text}}}\n'.encode()
         seconds = self._timeout * self._factor(case)
-        with self._on_disk((text,)):
+        with self._on_disk((text,), is_due=is_due or is_second):
             try:
                 answer = yield from self._answered(line, seconds)
             except ChildDiedError as error:
                 if not error.stage and not is_second:
                     # It died before it began, of what an earlier case left behind.
                     return (yield from self._judge(case, text, options, is_second=True))
-                return _crashed(case, f"The target {error.reason}.", launches=error.launches)
+                return _crashed(case, error)
+            except BrokenOffHangError as error:
+                raise BrokenOffError((_crashed(case, error.death),)) from None
         outcome = outcome_from_data(answer["outcome"])
         if not answer["device_is_lost"]:
             return outcome
@@ -244,7 +251,10 @@ class SupervisedJudge:
         # The error was seen late, where both runs are waited for. From now on each run is waited
         # for: a kernel that breaks once breaks again, and each time costs a process.
         self._is_careful = True
-        again = yield from self._judge(case, text, options)
+        try:
+            again = yield from self._judge(case, text, options)
+        except KeyboardInterrupt:
+            raise BrokenOffError((outcome,)) from None
         return again if again.verdict is Verdict.CRASHES else outcome
 
     def _as_set(
@@ -270,9 +280,9 @@ class SupervisedJudge:
             "case": data,
             "layouts": layouts,
         }
-        # On a device, all launches of a set are waited for at once.
-        waits = 1 if self._child.device == "cpu" else 1 + len(texts)
-        seconds = self._timeout * self._factor(case) * waits
+        # On a device, all launches of a set are waited for at once; what they compile, they share.
+        waits = 0 if self._child.device == "cpu" else len(texts)
+        seconds = self._timeout * (self._factor(case) + waits)
         with self._on_disk(texts):
             try:
                 answer = yield from self._answered(encode(message), seconds)
@@ -300,7 +310,9 @@ class SupervisedJudge:
             raise
         return self._child.take()
 
-    def _on_disk(self, texts: Sequence[str]) -> AbstractContextManager[object]:
+    def _on_disk(
+        self, texts: Sequence[str], *, is_due: bool = False
+    ) -> AbstractContextManager[object]:
         """Return what has cases named on disk for as long as they are judged."""
         if self._journal is None:
             return nullcontext()
@@ -309,12 +321,13 @@ class SupervisedJudge:
             device=self._child.device,
             case_texts=texts,
             provenance=self.description.provenance,
+            is_due=is_due,
         )
 
     def _factor(self, case: Case) -> int:
         """Return how much longer than usual a case may take: what comes first is compiled."""
         asked = (self._opened_in, f"{case.dtype} {case.judged}")
-        factor = 1 if asked in self._asked else _FIRST_FACTOR
+        factor = 1 if asked in self._asked else FIRST_FACTOR
         self._asked.add(asked)
         return factor
 
@@ -330,6 +343,8 @@ class SupervisedJudge:
             except CaseError:
                 # This fill is illegal for the kernel.
                 continue
+            except KeyboardInterrupt:
+                raise BrokenOffError((outcome,)) from None
             if other.verdict is Verdict.CRASHES:
                 return outcome
         assert outcome.cause is not None, "a crash has a cause"
@@ -345,11 +360,12 @@ def _child(device: str, execution: Execution | None, command: Sequence[str]) -> 
     return Child(device=device, is_deterministic=is_deterministic, command=command)
 
 
-def _crashed(case: Case, message: str, *, launches: int) -> Outcome:
+def _crashed(case: Case, death: ChildDiedError) -> Outcome:
     # What the classes did to the call is known only to the worker that is gone.
     return Outcome(
         verdict=Verdict.CRASHES,
         cause=cause_of(case, Verdict.CRASHES),
-        message=message,
-        launches=launches,
+        message=f"The target {death.reason}.",
+        is_hung=death.is_hung,
+        launches=death.launches,
     )

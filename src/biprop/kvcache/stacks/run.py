@@ -7,7 +7,7 @@ import attrs
 import torch
 
 from biprop.case import Execution
-from biprop.errors import UsageError
+from biprop.errors import UsageError, words_of
 from biprop.execution.switches import switched
 from biprop.judgment import Verdict
 from biprop.kvcache.stacks.binding import STACKS, bind_transformers, binding_of
@@ -114,7 +114,6 @@ def _finding(finding: Finding, subject: Subject) -> Finding:
     try:
         pairs, again = run(subject), run(subject)
     except Exception as error:  # noqa: BLE001  # whatever the stack raises is what it gave
-        words = " ".join(str(error).split())[:_MESSAGE_LENGTH_MAX]
-        message = f"{type(error).__name__}: {words}"
+        message = f"{type(error).__name__}: {words_of(error)[:_MESSAGE_LENGTH_MAX]}"
         return attrs.evolve(finding, verdict=Verdict.CRASHES, message=message)
     return found(finding, pairs, again)

@@ -260,13 +260,15 @@ def _chart(series: _Series, clock: _Clock) -> Markup:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time: `8 h 05 min`, `12 min`, `3.5 s`."""
+    """Return a length of time: `8 h 05 min`, `12 min 05 s`, `3.5 s`."""
     if not math.isfinite(seconds):
         return "-"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60:,} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
 def _nice(value: float) -> float:

@@ -27,7 +27,9 @@ from biprop.reports.text import counted, render_fixture
 
 __all__ = ["render_page"]
 
-_VIOLATIONS = ("DRIFTS", "NONDETERMINISTIC", "INACCURATE", "CRASHES", "FALLBACK", "ERROR")
+_VIOLATIONS = ("DRIFTS", "NONDETERMINISTIC", "INACCURATE", "CRASHES", "FALLBACK")
+# Of a cell that could not be searched, which is no violation.
+_ERROR = "ERROR"
 _DTYPES = ("fp32", "bf16", "fp16")
 _HOLDS, _VACUOUS = "HOLDS", "VACUOUS"
 _STATUS = {"raw": "to be shrunk", "minimising": "being shrunk", "unreproduced": "not reproduced"}
@@ -152,12 +154,15 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _rank(cause: FoundCause, order: Mapping[str, int | None]) -> tuple[bool, bool, int, int, str]:
+def _rank(
+    cause: FoundCause, order: Mapping[str, int | None]
+) -> tuple[bool, bool, bool, int, int, str]:
     """Sort what is new first, then by place in the chain, then what was seen most."""
     place = order.get(cause.cell)
     return (
-        cause.known is not None,
+        not cause.is_new,
         cause.status == "unreproduced",
+        cause.is_fixed,
         1 << 30 if place is None else place,
         -cause.count,
         cause.digest,
@@ -262,7 +267,12 @@ def _totals(page: Page) -> list[tuple[str, str, str]]:
     """Return names, figures and remarks; counts are sums over the cells."""
     cells = page.cells
     words = [cell.verdict for cell in cells]
-    new, known_ones = _new(page), [cause for cause in page.causes if cause.known is not None]
+    others = {
+        "known": sum(cause.known is not None for cause in page.causes),
+        "fixed": sum(cause.is_fixed for cause in page.causes),
+    }
+    # Each counts once.
+    others["not reproduced"] = len(page.causes) - len(_new(page)) - sum(others.values())
     seconds = sum(cell.seconds for cell in cells)
     known = [cell for cell in cells if cell.seconds_in_kernels is not None]
     share = sum(cell.seconds_in_kernels or 0.0 for cell in known) / (
@@ -275,13 +285,18 @@ def _totals(page: Page) -> list[tuple[str, str, str]]:
         ("Cells violated", str(sum(word in _VIOLATIONS for word in words)), ""),
         (
             "Cells without enough evidence",
-            str(sum(word not in {*_VIOLATIONS, _HOLDS} for word in words)),
+            str(sum(word not in {*_VIOLATIONS, _HOLDS, _ERROR} for word in words)),
             f"{words.count(UNTRIED)} of them had no turn" if UNTRIED in words else "",
         ),
+        *([("Cells with an error", str(words.count(_ERROR)), "")] if _ERROR in words else []),
         (
             "Distinct causes",
             str(len(page.causes)),
-            f"{len(new)} new, {len(known_ones)} known",
+            ", ".join(
+                f"{count} {word}"
+                for word, count in {"new": len(_new(page)), **others}.items()
+                if count or word in {"new", "known"}
+            ),
         ),
         (
             "Examples",
@@ -299,10 +314,8 @@ def _totals(page: Page) -> list[tuple[str, str, str]]:
 
 
 def _new(page: Page) -> list[FoundCause]:
-    """Return what is to be reported: neither known, nor lost with a process and not seen again."""
-    return [
-        cause for cause in page.causes if cause.known is None and cause.status != "unreproduced"
-    ]
+    """Return what is to be reported."""
+    return [cause for cause in page.causes if cause.is_new]
 
 
 def _headline(page: Page) -> str:
@@ -315,7 +328,7 @@ def _headline(page: Page) -> str:
             f"and {counted(violated, 'cell')} of {len(page.cells)} violated."
         )
     if page.causes:
-        return "Every cause that was found is known, or was not seen again."
+        return "Every cause that was found is known, or fixed, or was not seen again."
     lacking = sum(cell.verdict != _HOLDS for cell in page.cells)
     if not page.cells:
         return "The store holds no cell yet."
@@ -350,7 +363,7 @@ def _unproven(page: Page) -> list[str]:
 
 def _tone(word: str) -> str:
     """Return the class of a verdict's looks; its word is always written beside it."""
-    if word in _VIOLATIONS:
+    if word in {*_VIOLATIONS, _ERROR}:
         return "bad"
     if word == _HOLDS:
         return "good"
