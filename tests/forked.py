@@ -91,7 +91,14 @@ def _is_usual(supervisor: child.Child) -> bool:
 
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in _LATE}
+    """Return what an import may have read: of a cluster that was joined here, nothing does."""
+    # What a worker has by itself, a command that ran in this process may have set already.
+    whole = {"TRITON_INTERPRET": "1", **environment}
+    return {
+        name: value
+        for name, value in whole.items()
+        if name not in _LATE and not name.startswith("RAY_")
+    }
 
 
 def _work(descriptors: tuple[int, ...]) -> None:

@@ -10,7 +10,16 @@ from typing import Any
 import attrs
 import pytest
 from ci.lanes.campaigns import PLANS, parse_plans, result_of
-from ci.lanes.figures import EVIDENCE, POWER, TEXTS, collected, differing, notes, with_figures
+from ci.lanes.figures import (
+    EVIDENCE,
+    MATRIX,
+    POWER,
+    TEXTS,
+    collected,
+    differing,
+    notes,
+    with_figures,
+)
 from ci.lanes.known import KNOWN, Known
 from ci.lanes.recording import Recorder
 from ci.lanes.records import (
@@ -39,7 +48,9 @@ from biprop.signature import parse_target
 from biprop.strategies.cells import cells_of
 
 # What `biprop power` wrote is no part of a lane on a GPU.
-COMMITTED = sorted(path for path in (ROOT / EVIDENCE).glob("*.json") if path.name not in POWER)
+COMMITTED = sorted(
+    path for path in (ROOT / EVIDENCE).glob("*.json") if path.name not in {*POWER, MATRIX}
+)
 
 
 def stored(evidence: Evidence, folder: Path) -> Path:
@@ -89,6 +100,21 @@ class TestCommitted:
                 registered, seconds = evidence.totals.cells_registered, evidence.run.seconds
                 again = totals_of(evidence.cells, registered=registered, seconds=seconds)
                 assert again == evidence.totals
+
+    def test_the_matrix_is_green_and_whole(self) -> None:
+        """It is of a GPU, its sums are those of its cells, and it names no folder."""
+        text = (ROOT / EVIDENCE / MATRIX).read_text()
+        report = json.loads(text)
+
+        assert report["is_green"]
+        assert not report["is_interrupted"]
+        assert report["provenance"]["arch_key"].startswith("cuda-")
+        assert report["totals"]["cells"] == len(report["cells"])
+        assert report["totals"]["green"] == sum(cell["is_green"] for cell in report["cells"])
+        assert report["totals"]["examples"] == sum(
+            cell["report"]["examples"] for cell in report["cells"]
+        )
+        assert without_folders(text) == text
 
     def test_nothing_else_is_there(self) -> None:
         """Every file is the evidence of a part."""

@@ -130,7 +130,7 @@ def test_the_example_of_the_readme_is_a_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What README.md shows is read, with all that it may say."""
-    (block,) = re.findall(r"^```json\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(r"^```json\n(\[.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_planted.py").touch()
     (entry,) = parse_manifest(block, name="planted.json")
