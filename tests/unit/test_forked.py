@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.forked import Forks
 
 from biprop.case import Case
 from biprop.data.recipe import Recipe
@@ -38,6 +39,16 @@ def told(folder: Path) -> tuple[int, str]:
     return int(parent), storage
 
 
+@pytest.fixture
+def _as_it_began(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back what other tests, and what they imported, have left in the environment."""
+    for name in os.environ.keys() - forks.environment.keys() - {"PYTEST_CURRENT_TEST"}:
+        monkeypatch.delenv(name)
+    for name, value in forks.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("_as_it_began")
 def test_a_worker_is_a_fork_in_the_place_of_its_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
