@@ -56,7 +56,7 @@ __all__ = [
 EVIDENCE = Path("ci") / "evidence"
 # Written by `biprop matrix`, and by `biprop power`: no parts of a lane on a GPU.
 MATRIX = "matrix.json"
-POWER = ("power.json", "power-h200.json")
+POWER = ("power.json", "power-interpreted.json", "power-h200.json")
 TEXTS = (Path("README.md"), Path("kernels") / "README.md")
 _SECTION = re.compile(
     r"(?P<begin><!-- figures:(?P<name>[a-z]+) -->\n)(?P<body>.*?)(?P<end><!-- /figures -->)",
