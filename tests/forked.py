@@ -26,18 +26,14 @@ _LATE = frozenset({"HYPOTHESIS_STORAGE_DIRECTORY", "PWD", "PYTEST_CURRENT_TEST"}
 
 
 class Forks:
-    """Has the supervisors of this process fork their workers.
-
-    Attributes:
-        environment: In which the keeper is started.
-    """
+    """Has the supervisors of this process fork their workers."""
 
     def __init__(self) -> None:
         """Change them; the keeper is started with the first worker."""
         self._spawned, self._give_up = child.Child._spawned, child.Child.give_up
         self._keeper: Keeper | None = None
         # That of now: what a test sets is not the keeper's.
-        self.environment = child._environment({})
+        self._environment = child._environment({})
         self.change()
 
     def change(self) -> None:
@@ -73,10 +69,10 @@ class Forks:
     def _fork(self, supervisor: child.Child, handed: tuple[int, ...]) -> WorkerProcess | None:
         """Fork a worker; None where it must be a process of its own."""
         environment = supervisor._environment()
-        if not _is_usual(supervisor) or _early(environment) != _early(self.environment):
+        if not _is_usual(supervisor) or _early(environment) != _early(self._environment):
             return None
         if self._keeper is None:
-            self._keeper = Keeper((sys.executable, "-P", __file__), environment=self.environment)
+            self._keeper = Keeper((sys.executable, "-P", __file__), environment=self._environment)
         words = supervisor._arguments()[len(child.WORKER_COMMAND) :]
         with TemporaryFile("w+") as request:
             json.dump({"words": words, "cwd": os.getcwd(), "env": environment}, request)  # noqa: PTH109  # as it is

@@ -1,6 +1,7 @@
 """Workers of the tests are forks where they may be, and find what a process of its own would."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,15 +41,16 @@ def told(folder: Path) -> tuple[int, str]:
 
 
 @pytest.fixture
-def _as_it_began(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take back what other tests, and what they imported, have left in the environment."""
-    for name in os.environ.keys() - forks.environment.keys() - {"PYTEST_CURRENT_TEST"}:
-        monkeypatch.delenv(name)
-    for name, value in forks.environment.items():
-        monkeypatch.setenv(name, value)
+def _own(forks: Forks) -> Iterator[None]:
+    """Fork from a keeper of its own: others may have left that of the session without use."""
+    forks.restore()
+    own = Forks()
+    yield
+    own.close()
+    forks.change()
 
 
-@pytest.mark.usefixtures("_as_it_began")
+@pytest.mark.usefixtures("_own")
 def test_a_worker_is_a_fork_in_the_place_of_its_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
