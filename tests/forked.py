@@ -46,7 +46,7 @@ class Forks:
             return forks._fork(self, handed) or forks._spawned(self, handed)
 
         def give_up(self: child.Child) -> None:
-            if _is_usual(self):
+            if forks._may(self):
                 # The next one is a fork as it is, without a keeper of its own.
                 self._kill()
             else:
@@ -66,16 +66,22 @@ class Forks:
         if self._keeper is not None:
             self._keeper.end()
 
+    def _may(self, supervisor: child.Child) -> bool:
+        """Say whether a worker may be a fork, or must be a process of its own."""
+        is_usual = supervisor._command == child.WORKER_COMMAND and supervisor.device == "cpu"
+        return is_usual and _early(supervisor._environment()) == _early(self._environment)
+
     def _fork(self, supervisor: child.Child, handed: tuple[int, ...]) -> WorkerProcess | None:
         """Fork a worker; None where it must be a process of its own."""
-        environment = supervisor._environment()
-        if not _is_usual(supervisor) or _early(environment) != _early(self._environment):
+        if not self._may(supervisor):
             return None
         if self._keeper is None:
             self._keeper = Keeper((sys.executable, "-P", __file__), environment=self._environment)
         words = supervisor._arguments()[len(child.WORKER_COMMAND) :]
         with TemporaryFile("w+") as request:
-            json.dump({"words": words, "cwd": os.getcwd(), "env": environment}, request)  # noqa: PTH109  # as it is
+            folder = os.getcwd()  # noqa: PTH109  # as it is
+            environment = supervisor._environment()
+            json.dump({"words": words, "cwd": folder, "env": environment}, request)
             request.seek(0)
             try:
                 output = supervisor.output_descriptor
@@ -84,10 +90,6 @@ class Forks:
                 )
             except KeeperLostError as error:
                 raise AssertionError("the keeper of the tests' workers is gone") from error
-
-
-def _is_usual(supervisor: child.Child) -> bool:
-    return supervisor._command == child.WORKER_COMMAND and supervisor.device == "cpu"
 
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:

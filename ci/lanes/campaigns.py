@@ -79,7 +79,8 @@ def run_campaigns(
 ) -> CampaignsEvidence:
     """Run campaigns one after the other, and return their evidence, which is in `path` too.
 
-    Those that the file holds of the same sources, device and versions stay.
+    Those that the file holds of the same device and versions stay until they are run again; of
+    other sources, they say of which.
 
     Args:
         plans: What is run.
@@ -142,12 +143,25 @@ def campaigns_table(evidence: CampaignsEvidence) -> tuple[tuple[str, ...], list[
 
 
 def _begun(run: Run, path: Path) -> CampaignsEvidence:
-    """Return what the file holds of the same run; else nothing yet."""
+    """Return what the file holds of the same run; of other sources, campaigns that say so."""
+    kept: tuple[CampaignResult, ...] = ()
     if path.is_file():
         found = read_evidence(path)
-        if isinstance(found, CampaignsEvidence) and same_run(found.run, run):
-            return attrs.evolve(found, run=attrs.evolve(found.run, date=run.date))
-    return CampaignsEvidence(format=FORMAT, part="campaigns", run=run, campaigns=())
+        if isinstance(found, CampaignsEvidence):
+            if same_run(found.run, run):
+                return attrs.evolve(found, run=attrs.evolve(found.run, date=run.date))
+            if same_run(_like(found.run, run), run):
+                kept = tuple(
+                    attrs.evolve(item, source_sha256=item.source_sha256 or found.run.source_sha256)
+                    for item in found.campaigns
+                )
+    return CampaignsEvidence(format=FORMAT, part="campaigns", run=run, campaigns=kept)
+
+
+def _like(one: Run, other: Run) -> Run:
+    """Return a run with the sources of another, and as many devices: a campaign says how many."""
+    device = attrs.evolve(one.device, count=other.device.count)
+    return attrs.evolve(one, source_sha256=other.source_sha256, device=device)
 
 
 def _campaign(words: list[str], *, seconds: int, devices: int) -> CampaignResult | None:

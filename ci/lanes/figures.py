@@ -37,7 +37,13 @@ from biprop.fixtures.load import fixture_from_data
 from biprop.power.methods import DESCRIPTIONS
 from biprop.provenance import Provenance, source_sha256
 from biprop.reports.power import PowerReport, report_from_text
-from biprop.reports.power_text import conclusion, kinds_table, methods_table, uncompared
+from biprop.reports.power_text import (
+    conclusion,
+    kinds_table,
+    left_out,
+    methods_table,
+    uncompared,
+)
 from biprop.reports.words import case_in_words, transforms_in_words
 
 __all__ = [
@@ -245,10 +251,10 @@ def _matrix(report: Mapping[str, Any]) -> str:
         f"--workers {report['workers']}"
     )
     return (
-        f"`{command}`, with a warm cache of compiled kernels: {totals['green']} of "
-        f"{totals['mandatory']} mandatory cells green, {totals['examples']:,} examples, "
-        f"{report['seconds']:.0f} s on one {place['device_name']}, torch {place['torch']}, Triton "
-        f"{place['triton']}, sources `{report['source_digest'][:DIGITS_SHOWN]}`."
+        f"`{command}`: {totals['green']} of {totals['mandatory']} mandatory cells green, "
+        f"{totals['examples']:,} examples, {report['seconds']:.0f} s on {place['device_name']}, "
+        f"torch {place['torch']}, Triton {place['triton']}, sources "
+        f"`{report['source_digest'][:DIGITS_SHOWN]}`."
     )
 
 
@@ -355,20 +361,15 @@ def _power_of(report: PowerReport) -> str:
             "",
             *_table(kinds.head, list(kinds.rows)),
             "",
-            *_left_out(report),
+            *(
+                line
+                for reason, names in left_out(report).items()
+                for line in (f"Left out, {reason}: {', '.join(names)}.", "")
+            ),
             *(line for sentence in uncompared(report) for line in (sentence, "")),
             conclusion(report) + ".",
         ]
     )
-
-
-def _left_out(report: PowerReport) -> list[str]:
-    """Return what was not tried, by reason."""
-    names: dict[str, list[str]] = {}
-    for note in report.left_out:
-        names.setdefault(note.reason, []).append(note.name)
-    lines = [f"Left out, {reason}: {', '.join(found)}." for reason, found in names.items()]
-    return [*lines, ""] if lines else []
 
 
 def _planted(report: PowerReport) -> str:

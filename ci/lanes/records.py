@@ -13,7 +13,7 @@ from typing import Literal, TypeVar, get_args
 import attrs
 import cattrs
 from cattrs.gen import make_dict_unstructure_fn, override
-from ci.lanes.runs import EvidenceError, Run, is_format
+from ci.lanes.runs import EvidenceError, Run, is_format, is_sha256
 
 from biprop.case import Json, canonical_json, reason_of, strict_converter
 
@@ -440,7 +440,7 @@ class CampaignResult:
         findings: Causes found that nobody knew of.
         lost: Processes that were lost.
         exit_code: Of the command.
-        source_sha256: Of the sources, where they are others than those of the rest; else empty.
+        source_sha256: Of the sources, where they are others than those of the run; else None.
     """
 
     command: str
@@ -458,7 +458,9 @@ class CampaignResult:
     findings: int
     lost: int
     exit_code: int
-    source_sha256: str = ""
+    source_sha256: str | None = attrs.field(
+        default=None, validator=attrs.validators.optional(is_sha256)
+    )
 
     @property
     def is_met(self) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "Run",
     "Versions",
     "is_format",
+    "is_sha256",
     "same_run",
 ]
 
@@ -41,7 +42,12 @@ def is_format(_: object, __: object, value: str) -> None:
         raise EvidenceError(f"format={value!r} is unknown: this version reads {FORMAT}.")
 
 
-def _is_sha256(_: object, __: object, value: str) -> None:
+def is_sha256(_: object, __: object, value: str) -> None:
+    """Refuse what is no digest of sources.
+
+    Raises:
+        EvidenceError: It is none.
+    """
     if not _SHA256.fullmatch(value):
         raise EvidenceError(f"source_sha256={value!r} is no SHA-256: write 64 hexadecimal digits.")
 
@@ -96,7 +102,7 @@ class Run:
 
     date: str
     certifies: bool
-    source_sha256: str = attrs.field(validator=_is_sha256)
+    source_sha256: str = attrs.field(validator=is_sha256)
     device: Device
     versions: Versions
     commands: tuple[str, ...]

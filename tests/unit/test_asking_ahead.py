@@ -326,14 +326,6 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    """Return a worker that all judges share."""
-    child = Child(device="cpu")
-    yield child
-    child.close()
-
-
 class TestWorkers:
     """A set in a process of its own, while this one goes on."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
-from ci.lanes.campaigns import PLANS, parse_plans, result_of
+from ci.lanes.campaigns import PLANS, parse_plans, result_of, run_campaigns
 from ci.lanes.figures import (
     EVIDENCE,
     MATRIX,
@@ -24,6 +24,7 @@ from ci.lanes.known import KNOWN, Known
 from ci.lanes.recording import Recorder
 from ci.lanes.records import (
     PARTS,
+    CampaignResult,
     CellsEvidence,
     Evidence,
     evidence_text,
@@ -70,6 +71,14 @@ def root(tmp_path: Path) -> Path:
         text = with_figures((ROOT / path).read_text(), collected(tmp_path))
         (tmp_path / path).write_text(text)
     return tmp_path
+
+
+NEWER = attrs.evolve(RUN.versions, torch="99.0")
+
+
+def made(words: list[str], sample: CampaignResult) -> CampaignResult:
+    """Return what a campaign of some words would leave."""
+    return attrs.evolve(sample, command=" ".join(["biprop", *words]))
 
 
 class TestCommitted:
@@ -403,6 +412,27 @@ class TestCampaigns:
         assert result_of(words, events[:1], devices=1, exit_code=0) is None
         assert sample.is_met
         assert not attrs.evolve(sample, lost=1).is_met
+
+    def test_campaigns_of_other_sources_say_so_until_they_are_run_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On another device, and with other versions, they are none of this file."""
+        path, old = tmp_path / "campaigns.json", CAMPAIGNS.campaigns[0]
+        run = attrs.evolve(CAMPAIGNS.run, source_sha256="0" * 64)
+        more = attrs.evolve(run, device=attrs.evolve(run.device, count=run.device.count + 1))
+        monkeypatch.setattr("ci.lanes.campaigns._campaign", lambda words, **_: made(words, old))
+
+        for other, kept in ((run, 2), (more, 2), (attrs.evolve(run, versions=NEWER), 1)):
+            path.write_text(evidence_text(CAMPAIGNS))
+            found = run_campaigns(parse_plans("1:9"), other, path, device="cuda").campaigns
+            assert found == read_evidence(path).campaigns  # type: ignore[union-attr]  # of campaigns
+            assert len(found) == kept
+            assert found[-1].source_sha256 is None
+            assert kept == 1 or found[0].source_sha256 == CAMPAIGNS.run.source_sha256
+        path.write_text(evidence_text(CAMPAIGNS))
+        monkeypatch.setattr("ci.lanes.campaigns._campaign", lambda *_, **__: old)
+        again = run_campaigns(parse_plans("2:120"), run, path, device="cuda").campaigns
+        assert again == (old,)
 
 
 class TestKnown:

@@ -9,6 +9,8 @@ from tests.unit.execution_cases import (
     PADDED,
     ROW_WISE,
     Recorder,
+    both,
+    differing,
     kernel_of,
     prepared_of,
     scaled,
@@ -21,6 +23,7 @@ from biprop.execution import Run, run_transformed
 from biprop.execution.storage import copy_runs
 from biprop.layout.launch import DEAD
 from biprop.operators import Kernel
+from biprop.sequence import LogicalSequence
 from biprop.transforms import AddNeighbours, GatherActive, PadSlots, PermuteRows, Transform
 
 ROWS = "x[H,B,S], id: token(H)[B,S], last[B,H], mask: mask[B,S] -> y[H,B,S], z[B,H]"
@@ -82,6 +85,29 @@ class TestRuns:
         for found in ("outputs", "expected", "rows"):
             for name, values in getattr(run, found).items():
                 assert is_same(values, getattr(other, found)[name])
+
+    def test_sequences_in_order_are_one_run_however_many(self) -> None:
+        """They lie in the pool as they do in the launch, so that none of them needs an index."""
+        many = tuple(LogicalSequence(id=number, length=2) for number in range(40))
+        kernel = kernel_of(scaled, PACKED)
+        (frame,) = prepared_of(kernel, AddNeighbours(count=3), sequences=many).transformed_frames()
+
+        assert frame.launch.runs == ((0, len(frame.launch.slots)),)
+        assert frame.slots(kernel.signature, "T").index is None
+        assert frame.kept(kernel.signature, "T").device_slots is None
+
+    def test_what_a_target_writes_may_be_part_of_a_graph(self) -> None:
+        """A weight of its own is trainable, and rows come from several runs."""
+        weight = torch.nn.Parameter(torch.full((4,), 2.0))
+
+        def scaling(x: Tensor) -> None:
+            x.mul_(weight)
+
+        kernel = kernel_of(scaling, "x![T,H] -> _")
+        canonical, transformed = both(kernel, AddNeighbours(count=2), PermuteRows(seed=3))
+
+        assert differing(canonical, transformed) == {"x": 0}
+        assert not transformed.outputs["x"].requires_grad
 
     @pytest.mark.parametrize("transforms", ROW_WISE, ids=range(len(ROW_WISE)))
     def test_a_launch_tells_the_runs_of_its_map(self, transforms: tuple[Transform, ...]) -> None:

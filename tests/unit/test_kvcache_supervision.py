@@ -1,7 +1,6 @@
 """Caches in a worker: those that crash or hang, those that cannot be found, and one answer each."""
 
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -86,14 +85,6 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = str(Path(__file__).resolve().parents[2])
     path.write_text(f"import sys\nsys.path.insert(0, {root!r})\n{textwrap.dedent(CACHES)}")
     return path
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    """Return a worker that the tests share."""
-    child = Child(device="cpu")
-    yield child
-    child.close()
 
 
 def reference(targets: Path, name: str) -> CacheReference:

@@ -185,14 +185,6 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    """Return a worker that all judges share."""
-    child = Child(device="cpu")
-    yield child
-    child.close()
-
-
 @attrs.define
 class Noted(Journal):
     """A journal that remembers what was on disk at once."""

@@ -112,14 +112,11 @@ class Block:
     def at(self, rows: Tensor) -> "Block":
         """Return the block of some rows only."""
         assert self.tokens is not None, "a parameter has no rows"
-        return attrs.evolve(
-            self,
-            tokens=self.tokens.at(rows),
-            target=None if self.target is None else self.target[rows],
-        )
+        target = None if self.target is None else self.target[rows]
+        return self.holding(self.tokens.at(rows), target)
 
     def holding(self, tokens: Tokens | None, target: Tensor | None) -> "Block":
-        """Return the block with its tokens and their targets elsewhere, as on another device."""
+        """Return the block with other tokens and targets: some of them, or on another device."""
         # Written out: for every tensor of a case `attrs.evolve` takes longer than all the rest.
         return Block(
             seed=self.seed,

@@ -63,22 +63,6 @@ class Slots:
     dead: Tensor | None = None
     dead_rows: Tensor | None = None
 
-    def dead_slots(self, device: torch.device) -> Tensor | None:
-        """Return all dead flat slots, those of dead rows last; None if there are none."""
-        found = [item for item in (self.dead, self.dead_rows) if item is not None]
-        if self.stretches:
-            first, parts = 0, []
-            for stretch in self.stretches:
-                if not stretch.runs:
-                    parts.append((-stretch.dead, first, first + stretch.count))
-                first += stretch.count
-            found = [
-                torch.arange(low, high, device=device)
-                # Dead rows have the lower mark.
-                for _, low, high in sorted(parts)
-            ]
-        return torch.cat(found) if found else None
-
 
 @attrs.frozen(kw_only=True, eq=False)
 class Kept:
@@ -200,9 +184,6 @@ class Frame:
 
     def _make_kept(self, signature: Signature, axis: TokenAxis) -> Kept:
         runs = self.launch.runs if axis == "T" else None
-        if axis == "T" and self.launch.span is not None:
-            low, high = self.launch.span
-            runs = ((low, high - low),)
         if runs is not None and len(runs) <= _RUNS_MAX:
             known = _kept_of(runs, self.compared.places(axis).numpy())
             stretches = () if known is None else _by_rank(known)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from biprop.case import Case
+from biprop.data.transfer import moved
 from biprop.execution.arguments import Materialiser
 from biprop.execution.frame import Frame
 from biprop.execution.outputs import Collector, checked, flat_slots
@@ -155,9 +156,10 @@ def _dead_of(
         if not _tells_dead(signature, argument.token_axis):
             continue
         assert isinstance(value, Tensor), "marked arguments are tensors"
-        where = frame.slots(signature, argument.token_axis).dead_slots(frame.device)
-        if where is not None:
-            found.append((argument, value, where))
+        slots = frame.launch.map_of(signature, argument.token_axis).flatten()
+        where = (slots < 0).nonzero()[:, 0]
+        if len(where):
+            found.append((argument, value, moved(where, frame.device)))
     return found
 
 

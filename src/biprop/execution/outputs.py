@@ -134,7 +134,8 @@ class Collector:
             self.whole(name, values)
             return
         kept = frame.kept(signature, axis)
-        flat = flat_slots(argument, values)
+        # Trainable weights of a target make what it writes part of a graph, which no copy may join.
+        flat = flat_slots(argument, values.detach())
         if name not in self.outputs:
             shape = (len(self.compared.places(axis)), *flat.shape[1:])
             self.outputs[name] = torch.empty(shape, dtype=flat.dtype, device=flat.device)

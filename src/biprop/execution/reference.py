@@ -93,7 +93,7 @@ class _Side:
         arguments = self.materialiser.arguments(self.signature, frame)
         returned = self._returned(frame, arguments)
         for output, values in returned:
-            self.collector.add(self.signature, output, values.detach(), frame, launch=launch)
+            self.collector.add(self.signature, output, values, frame, launch=launch)
 
     def gradients(self, frames: Sequence[Frame]) -> None:
         """Collect the gradients of all launches; those of parameters are added up."""

@@ -6,14 +6,17 @@ and C query and context slots of a row, TQ and TC packed ones.
 """
 
 from functools import cached_property
+from typing import Literal
 
 import attrs
 import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from biprop.signature import Signature, TokenAxis
 
-__all__ = ["DEAD", "DEAD_ROW", "Launch"]
+__all__ = ["DEAD", "DEAD_ROW", "Launch", "end_to_end", "padded_out"]
 
 # A dead slot beside live ones, or past the end of a packed launch.
 DEAD = -1
@@ -39,8 +42,8 @@ class Launch:
         context_lengths: Live contexts of each row or segment; empty without contexts.
         span: First and past the last pool index, where the map is one sequence and nothing else:
             queries and contexts both, but for the one query of a kernel that takes no more.
-        runs: First pool index, or `DEAD`, and count of each run of the slots of `T`, where whoever
-            made the map knows them; None: they are to be looked for in the map.
+        runs: First pool index, or `DEAD`, and count of each run of the slots of `T`, as long as
+            can be, where whoever made the map knows them; None: they are to be looked for there.
     """
 
     maps: dict[TokenAxis, Tensor]
@@ -110,3 +113,19 @@ class Launch:
         if axis != "B" or not signature.has_order:
             return found
         return found[list(self.rows(signature))]
+
+
+def end_to_end(firsts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Tensor:
+    """Return the numbers of runs, one after the other, given the first and the count of each."""
+    ends = counts.cumsum()
+    numbers = (firsts - (ends - counts)).repeat(counts)
+    numbers += np.arange(ends[-1])
+    return torch.from_numpy(numbers)
+
+
+def padded_out(slots: Tensor, side: Literal["left", "right"], amount: int) -> Tensor:
+    """Return packed slots with dead ones at one end."""
+    if not amount:
+        return slots
+    dead = torch.full((amount,), DEAD)
+    return torch.cat([dead, slots] if side == "left" else [slots, dead])

@@ -17,7 +17,7 @@ from biprop.case import Case
 from biprop.data.counter import mix_
 from biprop.data.words import SALT_SEQUENCE, SALT_TOKEN, hash_words, signed
 from biprop.errors import CaseError
-from biprop.layout.launch import DEAD, DEAD_ROW, Launch
+from biprop.layout.launch import DEAD, DEAD_ROW, Launch, end_to_end, padded_out
 from biprop.layout.pool import TokenPool
 from biprop.layout.query_context import query_context_launches, whole_launch
 from biprop.layout.records import Layout, Padding
@@ -203,7 +203,13 @@ def _alone(signature: Signature, pool: TokenPool, index: int) -> Launch:
     maps: dict[TokenAxis, Tensor] = (
         {"T": tokens, "B": last} if signature.layout == "packed" else {"S": tokens[None], "B": last}
     )
-    return Launch(maps=maps, lengths=(stop - start,), sequences=(index,), span=(start, stop))
+    return Launch(
+        maps=maps,
+        lengths=(stop - start,),
+        sequences=(index,),
+        span=(start, stop),
+        runs=((start, stop - start),) if "T" in maps else None,
+    )
 
 
 def _token_wise(pool: TokenPool, group: Sequence[int], layout: Layout) -> Tensor:
@@ -213,7 +219,7 @@ def _token_wise(pool: TokenPool, group: Sequence[int], layout: Layout) -> Tensor
         slots = slots[pool.active[slots]]
     if layout.selection.scatter:
         slots = slots[_scatter_keys(pool, slots, layout.selection.scatter).argsort(stable=True)]
-    return _padded_out(slots, layout.padding)
+    return padded_out(slots, layout.padding.side, layout.padding.amount)
 
 
 def _scatter_keys(pool: TokenPool, slots: Tensor, seed: int) -> Tensor:
@@ -237,24 +243,9 @@ def _cut_slots(pool: TokenPool, group: Sequence[int], layout: Layout) -> Iterato
 
 def _uncut(pool: TokenPool, group: Sequence[int], layout: Layout) -> Launch:
     """Return a token-wise launch of all slots of a group."""
-    slots = _token_wise(pool, group, layout)
     if layout.selection.active_only or layout.selection.scatter:
-        return _of_map(pool, group, slots)
-    return _of_whole(pool, group, slots, layout.padding)
-
-
-def _of_whole(pool: TokenPool, group: Sequence[int], slots: Tensor, padding: Padding) -> Launch:
-    """Return the packed launch of sequences one after the other, with dead slots at one end."""
-    lengths = _lengths(pool, group)
-    runs = [(pool.start[index], length) for index, length in zip(group, lengths, strict=True)]
-    if padding.amount:
-        runs.insert(0 if padding.side == "left" else len(runs), (DEAD, padding.amount))
-    return Launch(
-        maps={"T": slots, "B": _last_tokens(pool, group, padding.dead_rows)},
-        lengths=(*lengths, *(0,) * padding.dead_rows),
-        sequences=(*group, *(-1,) * padding.dead_rows),
-        runs=tuple(runs),
-    )
+        return _of_map(pool, group, _token_wise(pool, group, layout))
+    return _packed(pool, group, layout.padding)
 
 
 def _of_map(pool: TokenPool, group: Sequence[int], slots: Tensor) -> Launch:
@@ -284,15 +275,24 @@ def _of_map(pool: TokenPool, group: Sequence[int], slots: Tensor) -> Launch:
 
 def _packed(pool: TokenPool, group: Sequence[int], padding: Padding) -> Launch:
     """Return the packed launch of whole sequences: segments, empty segments, then dead slots."""
-    return _of_whole(pool, group, _padded_out(_concatenated(pool, group), padding), padding)
-
-
-def _padded_out(slots: Tensor, padding: Padding) -> Tensor:
-    """Return packed slots with dead ones at one end."""
-    if not padding.amount:
-        return slots
-    dead = torch.full((padding.amount,), DEAD)
-    return torch.cat([dead, slots] if padding.side == "left" else [slots, dead])
+    lengths = [pool.start[index + 1] - pool.start[index] for index in group]
+    runs: list[tuple[int, int]] = []
+    for index, length in zip(group, lengths, strict=True):
+        first, count = runs[-1] if runs else (0, -1)
+        if first + count == pool.start[index]:
+            # They follow each other in the pool too.
+            runs[-1] = (first, count + length)
+        else:
+            runs.append((pool.start[index], length))
+    if padding.amount:
+        runs.insert(0 if padding.side == "left" else len(runs), (DEAD, padding.amount))
+    slots = padded_out(_concatenated(pool, group), padding.side, padding.amount)
+    return Launch(
+        maps={"T": slots, "B": _last_tokens(pool, group, padding.dead_rows)},
+        lengths=(*lengths, *(0,) * padding.dead_rows),
+        sequences=(*group, *(-1,) * padding.dead_rows),
+        runs=tuple(runs),
+    )
 
 
 def _padded(pool: TokenPool, group: Sequence[int], padding: Padding) -> Launch:
@@ -325,16 +325,8 @@ def _bounds(
     return starts[index], starts[index + 1] - starts[index]
 
 
-def _lengths(pool: TokenPool, group: Sequence[int]) -> list[int]:
-    return [pool.start[index + 1] - pool.start[index] for index in group]
-
-
 def _concatenated(pool: TokenPool, group: Sequence[int]) -> Tensor:
     """Return the tokens of several sequences one after the other."""
     if len(group) == 1:
         return torch.arange(pool.start[group[0]], pool.start[group[0] + 1])
-    starts, lengths = _bounds(pool, group)
-    ends = lengths.cumsum()
-    tokens = (starts - (ends - lengths)).repeat(lengths)
-    tokens += np.arange(ends[-1])
-    return torch.from_numpy(tokens)
+    return end_to_end(*_bounds(pool, group))

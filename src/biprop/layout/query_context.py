@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from biprop.data.transfer import moved
-from biprop.layout.launch import DEAD, DEAD_ROW, Launch
+from biprop.layout.launch import DEAD, DEAD_ROW, Launch, end_to_end, padded_out
 from biprop.layout.pool import TokenPool
 from biprop.layout.records import Padding
 from biprop.signature import Signature, TokenAxis
@@ -216,11 +216,7 @@ def _by_row(counts: list[int], per_row: int) -> list[int]:
 
 def _end_to_end(runs: _Runs, _: list[int], padding: Padding, amount: int) -> Tensor:
     """Return `[slots]`: all runs one after the other, and dead slots at one end."""
-    tokens = _tokens(runs)
-    if not amount:
-        return tokens
-    dead = torch.full((amount,), DEAD)
-    return torch.cat([dead, tokens] if padding.side == "left" else [tokens, dead])
+    return padded_out(_tokens(runs), padding.side, amount)
 
 
 def _rows(runs: _Runs, counts: list[int], padding: Padding, amount: int) -> Tensor:
@@ -240,8 +236,4 @@ def _rows(runs: _Runs, counts: list[int], padding: Padding, amount: int) -> Tens
 
 def _tokens(runs: _Runs) -> Tensor:
     """Return the tokens of all runs, one after the other."""
-    counts = np.array(runs.counts)
-    ends = counts.cumsum()
-    tokens = (np.array(runs.firsts) - (ends - counts)).repeat(counts)
-    tokens += np.arange(ends[-1])
-    return torch.from_numpy(tokens)
+    return end_to_end(np.array(runs.firsts), np.array(runs.counts))

@@ -45,7 +45,7 @@ class Minimised:
         outcome: Of judging it; its cause names the classes of transforms that are left.
         proof: Which neighbours pass.
         runs: Cases judged.
-        seconds: Wall time.
+        seconds: By the clock that was given, wall time by default.
     """
 
     case: Case

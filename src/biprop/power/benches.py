@@ -237,7 +237,7 @@ def _bench_here(kernel: Kernel, space: Space, *, device: str) -> Bench:
         judge=judge,
         nonzeros=nonzeros_of(kernel.signature, kernel.backward_signature),
         legal=legal_for(kernel),
-        # A busy machine must not cut it short: a trial is the same each time.
+        # Other work on the machine must not cut it short.
         clock=time.process_time,
     )
 

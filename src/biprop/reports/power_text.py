@@ -15,6 +15,7 @@ __all__ = [
     "Table",
     "conclusion",
     "kinds_table",
+    "left_out",
     "methods_table",
     "plain_table",
     "power_tables",
@@ -147,12 +148,8 @@ def said(report: PowerReport) -> Iterator[str]:
     for trial in report.errors:
         what = "the twin of " if isinstance(trial, TwinTrial) else ""
         yield f"NOT RUN: {trial.method} on {what}{_of(trial)}: {plain(trial.error)}"
-    if report.left_out:
-        reasons: dict[str, int] = {}
-        for note in report.left_out:
-            reasons[note.reason] = reasons.get(note.reason, 0) + 1
-        for reason, count in reasons.items():
-            yield f"Left out ({count}): {plain(reason)}."
+    for reason, kernels in left_out(report).items():
+        yield f"Left out ({len(kernels)}): {reason}."
 
 
 def conclusion(report: PowerReport) -> str:
@@ -169,6 +166,14 @@ def conclusion(report: PowerReport) -> str:
         f"{report.examples} examples, {seeds}, on {report.device}; {alarms} false alarms in "
         f"{examples:,} examples of healthy twins; {report.seconds:.0f} s"
     )
+
+
+def left_out(report: PowerReport) -> dict[str, list[str]]:
+    """Return the names of what was not tried, by reason, as they may be printed."""
+    found: dict[str, list[str]] = {}
+    for note in report.left_out:
+        found.setdefault(plain(note.reason), []).append(plain(note.name))
+    return found
 
 
 def uncompared(report: PowerReport) -> Iterator[str]:
