@@ -253,6 +253,11 @@ class _Search:
                 self.findings.add_as_it_is(case, outcome)
                 self._tell("finding", outcome.cause)
 
+    @property
+    def _is_parity(self) -> bool:
+        """Whether a backend is held against another: it is not known then which side fails."""
+        return self.phase is not None and bool(self.phase.backend)
+
     def _judged(self) -> int:
         """Return how many cases of the present relation were judged, or are being judged."""
         under_way = 0 if self.pending is None else len(self.pending.cases)
@@ -388,8 +393,7 @@ class _Search:
 
     def _add_undecided(self) -> None:
         """Add what failed and was not looked at: what was seen is told."""
-        if self.phase is not None and self.phase.backend:
-            # Of parity it is not known yet which side fails.
+        if self._is_parity:
             return
         for case, outcome, _ in self.failed:
             self.findings.add_undecided(case, outcome)
@@ -405,12 +409,12 @@ class _Search:
     def _new_failure(self) -> Failure | None:
         """Look at what failed until it is new; that stays the first one until it is minimised.
 
-        Where nothing is shrunk, a case that hung is stored as it is: each look at it costs its time
-        once more, and is the part of whoever shrinks it.
+        Where nothing is shrunk, a hang is stored as it is: whoever shrinks it waits for it again.
         """
+        is_stored = not (self.findings.profile.minimise_runs or self._is_parity)
         while self.failed:
             case, outcome, cause = self.failed[0]
-            if outcome.is_hung and not self.findings.profile.minimise_runs:
+            if is_stored and outcome.is_hung:
                 self.findings.add_undecided(case, outcome)
                 self._tell("finding", cause)
                 self._exclude()

@@ -1,5 +1,6 @@
 """Ids that a campaign tells, given to other commands with its store."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from tests.cli.commands import Run
 from tests.unit.campaign_fakes import campaign, epoch, finding, with_cause
 from tests.unit.test_campaign_fixed import replay
 
-from biprop.campaign.records import CauseRecord, EpochFinding
+from biprop.campaign.records import FORMAT, CauseRecord, EpochFinding
 from biprop.campaign.store import FOLDER, Store
 from biprop.campaign.text import render_summary
 from biprop.cli.report import page_of
@@ -60,14 +61,16 @@ def test_an_id_that_was_told_is_found_after_shrinking(alone: Run, store: Store) 
     (old,) = record.formerly
     shown = alone("show", old[:8], "--store", str(store.path))
     assert shown.code == 0
-    assert f"shrunk since, and told as {record.fixture[:8]}" in shown.out
+    assert f"told as {record.fixture[:8]} now: " in shown.out
+    # That may be another case, which has shown it again after it was fixed.
+    assert "shrunk" not in shown.out
     replayed = alone(
         "replay", old[:8], "--store", str(store.path), "--allow-target", finding("cell1").target
     )
-    assert f"told as {record.fixture[:8]}" in replayed.err
+    assert f"It is told as {record.fixture[:8]} now: " in replayed.err
     assert replayed.code in {0, 1}
     small = alone("show", record.fixture[:8], "--store", str(store.path))
-    assert "shrunk since" not in small.out
+    assert "told as" not in small.out
 
 
 def test_the_store_of_the_project_needs_no_option(alone: Run, folder: Path) -> None:
@@ -93,13 +96,21 @@ def test_a_page_names_the_file_of_each_case(alone: Run, store: Store) -> None:
 
 
 def test_a_page_and_its_command_count_the_same(alone: Run, store: Store) -> None:
-    """What is fixed is neither new nor violated."""
+    """What is fixed is neither new nor violated, and a lost case that holds is not known either."""
 
     store.write_replay(replay(causes(store)["cell1"], at=1e12))
+    held = attrs.evolve(with_cause(store, "cell2"), status="unreproduced", settled=2.0)
+    store.update_cause(held)
+    entry = {"cause": held.name, "link": "https://example.org/1", "reason": "It is known."}
+    ledger = {"format": FORMAT, "known": [entry]}
+    (store.path / "ledger.json").write_text(json.dumps(ledger), encoding="utf-8")
     done = alone("report", "--store", str(store.path), "-o", "page.html")
     page = Path("page.html").read_text(encoding="utf-8")
-    assert done.out == "Wrote page.html: 3 cells, 1 finding, 1 fixed.\n"
-    assert "1 new, 0 known, 1 fixed" in page
+    assert done.out == (
+        "Wrote page.html: 3 cells, 1 finding, 1 fixed, 1 lost with its process and not seen again."
+        "\n"
+    )
+    assert "1 new, 0 known, 1 fixed, 1 not reproduced" in page
     assert "1 distinct cause that nobody knew of, and 1 cell of 3 violated." in page
     assert "fixed: run again since, and it fails no more" in page
 

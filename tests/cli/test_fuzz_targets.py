@@ -1,6 +1,7 @@
 """`biprop fuzz` on targets that cannot be searched: refused at once, or told in the end."""
 
 import json
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.unit.campaign_fakes import campaign, epoch
 from biprop.campaign.records import CampaignRecord
 from biprop.campaign.run import Plan
 from biprop.campaign.store import Store
+from biprop.supervision import Child
 
 NORM = "x[T,H], weight[H] -> y[T,H]"
 HEALTHY = {"name": "healthy", "target": "mine.py:centre", "signature": NORM, "dtype": "float32"}
@@ -85,6 +87,32 @@ def test_the_other_entries_of_a_manifest_are_searched(
     assert "has no name 'absent'" in done.err
     assert "healthy" not in done.err
     assert done.code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_breaks_off_the_opening_of_targets(
+    alone: Run,
+    folder: Path,
+    ran: Callable[[str], list[Plan]],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    """The first one, as one may hang for minutes; nothing is stored yet."""
+
+    plans = ran("HOLDS")
+    ask = Child.ask
+
+    def asked(*words: object, **others: object) -> object:
+        signal.raise_signal(number)
+        return ask(*words, **others)  # type: ignore[arg-type]  # passed on
+
+    monkeypatch.setattr(Child, "ask", asked)
+    (folder / "all.json").write_text(json.dumps([HEALTHY]))
+    done = alone("fuzz", "--target", "all.json")
+    assert (done.code, done.out) == (130, "")
+    # Below the ^C of a terminal.
+    assert done.err == "\nbiprop: Stopped by Ctrl-C or SIGTERM.\n"
+    assert not plans
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("ERROR", 2), ("HOLDS", 0)])

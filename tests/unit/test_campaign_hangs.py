@@ -11,11 +11,15 @@ from tests.unit.execution_cases import case_of, kernel_of
 from tests.unit.test_search import SPACE, FakeJudge, drift
 from tests.unit.test_set_searches import log_of
 
-from biprop.campaign import run as running
+from biprop.campaign import ray_crew
 from biprop.campaign.cells import entry_cells
+from biprop.campaign.crew import LocalCrew
 from biprop.campaign.hands import CAMPAIGN, open_search_hands
 from biprop.campaign.log import CaseJournal, Stopping
 from biprop.campaign.messages import Answer, EpochDone, EpochTask, Found
+from biprop.campaign.post import Orders
+from biprop.campaign.ray_crew import RayCluster, RayCrew, Share
+from biprop.campaign.run import _local
 from biprop.campaign.store import Store
 from biprop.campaign.watching import WatchedJudge
 from biprop.campaign.working import run_task
@@ -48,6 +52,9 @@ def hanging_at_eight(x):
     if len(x) == 8:
         time.sleep(600)
     return x + 1
+
+def drifting_at_eight(x):
+    return x + 1 + (len(x) == 8)
 
 def ending(x):
     if len(x) > 1:
@@ -188,6 +195,40 @@ class TestJudge:
         # They are counted as any others.
         assert judge._log.examples == 2
 
+    @pytest.mark.parametrize(
+        ("options", "known", "seen"),
+        [
+            (JudgeOptions(), 0, ("HOLDS", "DRIFTS")),
+            # No such set, and one of which a case was judged before.
+            (JudgeOptions(careful=True), 0, ()),
+            (JudgeOptions(), 1, ("HOLDS",)),
+        ],
+    )
+    def test_nothing_is_launched_after_the_end_but_what_failed(
+        self,
+        judge_of: Callable[[str], WatchedJudge],
+        monkeypatch: pytest.MonkeyPatch,
+        options: JudgeOptions,
+        known: int,
+        seen: tuple[str, ...],
+    ) -> None:
+        """A set that cannot be judged as one is none that failed."""
+        judge = judge_of("drifting_at_eight")
+        cases = [case_of(KERNEL, AddNeighbours(count=count)) for count in (2, 1, 4)]
+        take = Child.take
+
+        def taken(self: Child) -> dict[str, Json]:
+            judge._log._ends_at = 0.0
+            return take(self)
+
+        monkeypatch.setattr(Child, "take", taken)
+        for case in cases[:known]:
+            judge.judge(case)
+        with pytest.raises(KeyboardInterrupt) as broken:
+            judge.judge_set(cases, [options] * 3)
+
+        assert tuple(outcome.verdict.value for outcome in seen_in(broken.value)) == seen
+
     def test_a_crash_is_told_though_its_cause_is_not_known(
         self, judge_of: Callable[[str], WatchedJudge], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -283,12 +324,16 @@ def test_an_epoch_that_is_stopped_says_so(tmp_path: Path) -> None:
 def test_a_process_may_be_silent_for_as_long_as_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: float, least: float
 ) -> None:
-    """Whoever ends it sooner would call a launch lost that had time left."""
-    asked: list[object] = []
-    monkeypatch.setattr(
-        running, "LocalCrew", lambda *_, seconds_until_hung, **__: asked.append(seconds_until_hung)
-    )
-    what = attrs.evolve(plan(tmp_path / "store"), timeout=timeout)
-    running._local(log_of(Store.open(tmp_path / "store", create=True)).settings, what)
+    """Whoever ends it sooner would call a launch lost that had time left, on any machine."""
+    asked: list[Orders] = []
+    monkeypatch.setattr(ray_crew, "_Place", lambda *words: asked.append(words[-1]))
+    settings = log_of(Store.open(tmp_path / "store", create=True)).settings
+    settings = attrs.evolve(settings, timeout=timeout)
+    here = _local(settings, plan(tmp_path / "store", workers=0))
+    RayCrew(settings, cluster=RayCluster(None), share=Share(device="cpu", workers=1))
+    (orders,) = asked
+    seconds = orders.seconds_until_hung
+    there = LocalCrew(orders.settings, devices=("cpu",), workers=0, seconds_until_hung=seconds)
 
-    assert asked == [least]
+    assert isinstance(here, LocalCrew)
+    assert here._seconds_until_hung == there._seconds_until_hung == least

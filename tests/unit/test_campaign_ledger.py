@@ -1,6 +1,7 @@
 """The ledger of a store as people write it: what it may hold, and what is told where it may not."""
 
 import json
+import re
 from pathlib import Path
 
 import attrs
@@ -8,11 +9,13 @@ import pytest
 from tests.unit.campaign_fakes import campaign, finding, plan, with_cause
 
 from biprop.campaign.ledger import check_beginnings, entries_of, entry_of, read_ledger
-from biprop.campaign.records import FORMAT, CauseRecord, Known, LedgerFile
+from biprop.campaign.records import FORMAT, CauseRecord, Known, LedgerFile, owners_of
 from biprop.campaign.run import run_campaign
 from biprop.campaign.store import Store
+from biprop.cli.fuzz import fuzz
 from biprop.errors import FixtureError
 
+README = Path(__file__).resolve().parents[2] / "README.md"
 RECORD = CauseRecord(
     format=FORMAT,
     digest="c0ffee0000000000",
@@ -65,7 +68,7 @@ def test_an_id_of_what_turned_out_to_be_another_cause_names_that_one() -> None:
         RECORD, digest="ab" * 8, fixture="cd" * 8, formerly=(), same_as="c0ffee0000000000"
     )
     records = {record.digest: record for record in (RECORD, same)}
-    assert list(entries_of(records, known("cdcd"))) == [RECORD.digest]
+    assert list(entries_of(records, known("cdcd"), owners_of(records))) == [RECORD.digest]
     check_beginnings(records, known("cdcd"))
 
 
@@ -101,6 +104,17 @@ def test_another_file_is_told_what_is_expected(tmp_path: Path, text: str, words:
     assert [entry.cause for entry in read_ledger(path).known] == ["a1cf2e06"]
 
 
+def test_the_ledgers_that_people_are_shown_can_be_read(tmp_path: Path) -> None:
+    """By the help of the command, and by README.md."""
+
+    for text in (str(fuzz.epilog), README.read_text(encoding="utf-8")):
+        shown = re.search(r'\{"format": "biprop-campaign.*?\]\}', text, re.DOTALL)
+        assert shown is not None
+        path = tmp_path / "ledger.json"
+        path.write_text(shown.group())
+        assert [entry.cause for entry in read_ledger(path).known] == ["a1cf2e06"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -130,16 +144,21 @@ def test_there_need_be_no_ledger(tmp_path: Path) -> None:
 
 
 def test_a_campaign_does_not_start_on_an_entry_that_means_two(tmp_path: Path) -> None:
-    """It would hide one of them for hours."""
+    """It would hide one of them for hours; what the other entries name stays known."""
 
     store = Store.open(tmp_path / "store", create=True)
     store.write_campaign(campaign())
     record = with_cause(store)
     other = attrs.evolve(record, digest="ab" * 8, fixture=finding("cell0").id[:6] + 10 * "0")
     store.update_cause(other)
-    entry = {**ENTRY, "cause": record.fixture[:6]}
-    text = json.dumps({"format": FORMAT, "known": [entry]})
+    clear = with_cause(store, "cell1")
+    entries = [{**ENTRY, "cause": name} for name in (record.fixture[:6], clear.name)]
+    text = json.dumps({"format": FORMAT, "known": entries})
     (store.path / "ledger.json").write_text(text)
-    assert any("give more digits" in problem for problem in store.snapshot().problems)
+    snapshot = store.snapshot()
+    assert [problem for problem in snapshot.problems if "give more digits" in problem]
+    kinds = {cause.record.digest: cause.kind for cause in snapshot.causes}
+    assert kinds == {record.digest: "finding", other.digest: "finding", clear.digest: "known"}
+    assert [state.known.cause for state in snapshot.ledger] == [clear.name]
     with pytest.raises(FixtureError, match="give more digits"):
         run_campaign(plan(store.path), tell=lambda _: None)

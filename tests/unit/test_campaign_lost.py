@@ -1,20 +1,22 @@
 """What of a cell is not known, and whose fault it is not: nothing is made of either."""
 
 import errno
-import time
+import json
+from contextlib import closing
 from pathlib import Path
 
 import attrs
 import pytest
-from tests.unit.campaign_fakes import campaign, cells, epoch, open_fake
+from tests.unit.campaign_fakes import campaign, cells, epoch, open_fake, with_cause
 from tests.unit.test_set_searches import log_of
 
 from biprop.campaign import log as logs
+from biprop.campaign import working
 from biprop.campaign.files import RunningFile
 from biprop.campaign.hands import open_search_hands
 from biprop.campaign.log import Stopping
-from biprop.campaign.messages import EpochDone, EpochTask
-from biprop.campaign.records import EpochRecord
+from biprop.campaign.messages import EpochDone, EpochTask, OpenHands
+from biprop.campaign.records import EpochFinding, EpochRecord, record_from_text, record_text
 from biprop.campaign.scheduler import Scheduler
 from biprop.campaign.snapshot import POWERED_MIN
 from biprop.campaign.store import Store
@@ -48,6 +50,25 @@ def test_a_cell_of_which_only_lost_epochs_tell_is_vacuous(store: Store) -> None:
     assert store.snapshot().cells[0].verdict == "HOLDS"
 
 
+def epoch_of(
+    store: Store, *, number: int = 1, seconds: float = 1.0, open_hands: OpenHands
+) -> EpochRecord:
+    """Search the first cell for an epoch, and return its record."""
+    settings = log_of(store).settings
+    with closing(open_hands(settings, "cpu")) as hands:
+        done = run_task(
+            EpochTask(number=number, cell=CELLS[0], seed=1, seconds=seconds),
+            hands,
+            settings=settings,
+            worker=0,
+            device="cpu",
+            stopping=Stopping(),
+            tell=lambda _: None,
+        )
+    assert isinstance(done, EpochDone)
+    return done.record
+
+
 @pytest.mark.parametrize(
     ("error", "over"), [(WorkerKilledError("Killed."), ""), (DeviceError("Gone."), "Gone.")]
 )
@@ -60,22 +81,10 @@ def test_workers_that_are_killed_end_no_cell(
         raise error
 
     monkeypatch.setattr(Child, "start", start)
-    settings = log_of(store).settings
     scheduler = Scheduler(CELLS[:1], seed=1)
-    records: list[EpochRecord] = []
-    for number in range(4):
-        done = run_task(
-            EpochTask(number=number, cell=CELLS[0], seed=1, seconds=1.0),
-            open_search_hands(settings, "cpu"),
-            settings=settings,
-            worker=0,
-            device="cpu",
-            stopping=Stopping(),
-            tell=lambda _: None,
-        )
-        assert isinstance(done, EpochDone)
-        records.append(done.record)
-        scheduler.ended(done.record)
+    records = [epoch_of(store, number=number, open_hands=open_search_hands) for number in range(4)]
+    for record in records:
+        scheduler.ended(record)
 
     assert {record.verdict for record in records} == {"ERROR"}
     assert {record.message for record in records} == {str(error)}
@@ -83,33 +92,61 @@ def test_workers_that_are_killed_end_no_cell(
     assert scheduler.turns[CELLS[0].id].over == over
 
 
+@attrs.define
+class Clock:
+    """Stands for `time`: only who sleeps, and what is launched, takes some."""
+
+    now: float = 1000.0
+
+    def time(self) -> float:
+        """Return it."""
+        return self.now
+
+    def monotonic(self) -> float:
+        """Return it."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let it pass."""
+        self.now += seconds
+
+
 def test_waiting_for_a_disk_is_no_time_of_a_search(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither does an epoch end of it."""
+    """Neither does an epoch end of it; what it found was seen after it."""
 
-    monkeypatch.setattr(logs, "_SECONDS_A_TRY", 0.3)
-    settings = log_of(store).settings
-    writes = iter((False, True, True))
+    clock = Clock()
+    monkeypatch.setattr(logs, "time", clock)
+    monkeypatch.setattr(working, "time", clock)
+    # One launch finds the disk full twice in a row.
+    is_full = iter((False, True, True))
     write = RunningFile.begin
 
-    def full(self: RunningFile, text: str) -> None:
-        if next(writes, False):
+    def begin(self: RunningFile, text: str) -> None:
+        if next(is_full, False):
             raise OSError(errno.ENOSPC, "No space left on device")
         write(self, text)
+        clock.now += 0.01
 
-    monkeypatch.setattr(RunningFile, "begin", full)
-    start = time.monotonic()
-    done = run_task(
-        EpochTask(number=1, cell=CELLS[0], seed=1, seconds=0.4),
-        open_fake(settings, "cpu"),
-        settings=settings,
-        worker=0,
-        device="cpu",
-        stopping=Stopping(),
-        tell=lambda _: None,
-    )
-    assert isinstance(done, EpochDone)
-    assert time.monotonic() - start >= 0.9
-    assert 0 < done.record.seconds < 0.6
-    assert (done.record.verdict, done.record.examples) == ("HOLDS", 12)
+    monkeypatch.setattr(RunningFile, "begin", begin)
+    record = epoch_of(store, seconds=0.4, open_hands=open_fake)
+    assert (record.verdict, record.examples) == ("HOLDS", 12)
+    assert record.seconds == pytest.approx(12 * 0.01)
+    assert record.seconds_waited == pytest.approx(0.5 + 1.0)
+    assert record.ended == pytest.approx(clock.now)
+
+
+def test_a_cause_is_last_seen_when_its_epoch_ended(store: Store) -> None:
+    """However long that waited; of records that do not know it, by what they know."""
+
+    store.write_campaign(campaign())
+    shown = (EpochFinding(cause=with_cause(store).digest),)
+    record = epoch(seconds=2.0, findings=shown)
+    store.write_epoch(attrs.evolve(record, seconds_waited=1e10))
+    (cause,) = store.snapshot().causes
+    assert cause.last_seen == record.began + 2.0 + 1e10
+
+    old = json.loads(record_text(record))
+    del old["seconds_waited"]
+    assert record_from_text(json.dumps(old), EpochRecord) == record

@@ -110,6 +110,23 @@ class TestParent:
             assert [event.kind for event in events] == ["begun", "note"]
             assert "nothing" in str(event_to_data(events[1])["text"])
 
+    def test_a_cause_that_is_known_by_the_id_of_a_merged_one_is_not_shrunk(
+        self, store: Store
+    ) -> None:
+        """It is known as well when it is told."""
+
+        record = with_cause(store)
+        merged = attrs.evolve(record, digest="another", fixture="0123456789abcdef")
+        store.merge(merged, record.digest)
+        entry = Known(cause="01234567", link="https://example.org/1", reason="It is known.")
+        parent, events = parent_of(store, ledger=(entry,), workers=1)
+        kinds = [type(parent.next_task(0)) for _ in range(2)]
+        assert kinds == [ReplayTask, EpochTask]
+        again = record.told_by("fedcba9876543210")
+        parent.hear(Answered(worker=0, answer=Found(cause=again)))
+        assert events[-1].text.startswith("known: ")
+        assert (parent.status().known, parent.status().findings) == (1, 0)
+
     def test_classes_that_fail_are_left_out_of_most_epochs(self, store: Store) -> None:
         """And a fourth of the epochs draws all."""
 

@@ -39,13 +39,13 @@ def store(tmp_path: Path) -> Store:
     return Store.open(tmp_path / "store", create=True)
 
 
-def left_elsewhere(store: Store, *, parent: Place, age: float) -> None:
+def left_elsewhere(store: Store, *, parent: Place, age: float, number: int = 4) -> None:
     """Leave a launch on another machine, of a campaign whose last heartbeat is so old."""
     begun = Begun(
         format=FORMAT,
         campaign="spread",
         worker=1,
-        number=4,
+        number=number,
         place=ELSEWHERE,
         parent=parent,
         cell="cell0",
@@ -53,7 +53,7 @@ def left_elsewhere(store: Store, *, parent: Place, age: float) -> None:
     )
     running = Running(
         format=FORMAT,
-        number=4,
+        number=number,
         provenance=PROVENANCE,
         reference=CONVERTER.unstructure(LINEAR),
         case=case_to_data(sample().case),
@@ -83,6 +83,19 @@ def test_a_process_elsewhere_ends_soon_after_its_campaign(
     left_elsewhere(store, parent=parent, age=age)
     store.sweep()
     assert len(recover(store, campaign="now")) == count
+
+
+def test_a_second_lost_case_of_a_cause_is_told_as_it_is_stored(store: Store) -> None:
+    """What it turned out to be is kept."""
+
+    age = SECONDS_UNTIL_LOST + 5
+    left_elsewhere(store, parent=ELSEWHERE, age=age, number=4)
+    (first,) = recover(store, campaign="now")
+    settled = attrs.evolve(first.causes[0], status="unreproduced", settled=2.0)
+    store.update_cause(settled)
+    left_elsewhere(store, parent=ELSEWHERE, age=age, number=5)
+    (second,) = recover(store, campaign="now")
+    assert second.causes == tuple(store.causes().values()) == (settled,)
 
 
 def test_a_campaign_that_runs_takes_up_what_others_leave(

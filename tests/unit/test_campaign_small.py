@@ -12,7 +12,7 @@ from tests.unit.test_search import REFERENCE, SPACE, FakeJudge, drift
 from biprop.campaign.cells import CacheWork
 from biprop.campaign.hands import open_search_hands
 from biprop.campaign.log import CaseJournal, Log, Stopping, cause_of_fixture
-from biprop.campaign.messages import EpochTask, Found, MinimiseTask, Settings
+from biprop.campaign.messages import EpochTask, Found, MinimiseDone, MinimiseTask, Settings
 from biprop.campaign.places import this_process
 from biprop.campaign.records import FORMAT, CauseRecord, ReplayRecord, cause_digest
 from biprop.campaign.small import minimised_case, minimised_program
@@ -116,6 +116,24 @@ def shrunk(store: Store, fixture: Fixture, rule: Rule, **words: object) -> Cause
     task = task_of(store, fixture, **words)  # type: ignore[arg-type]  # names of its own
     judge = FakeJudge(rule=rule)
     return minimised_case(judge, SPACE, fixture, task, log_of(store, task)).cause
+
+
+def stopped(store: Store, fixture: Fixture, rule: Rule, *, after: int) -> MinimiseDone:
+    """Return what becomes of the cause of a fixture where a stop comes after so many cases."""
+    task, stopping = task_of(store, fixture), Stopping()
+    log = log_of(store, task, stopping)
+    asked = 0
+
+    class Stopped(FakeJudge):
+        def judge(self, case: Case, *options: object) -> Outcome:
+            nonlocal asked
+            asked += 1
+            stopping.is_asked = asked > after
+            text = canonical_json(case_to_data(case))
+            with CaseJournal(log).entries(reference=REFERENCE, device="cpu", case_texts=(text,)):
+                return super().judge(case, *options)  # type: ignore[arg-type]
+
+    return minimised_case(Stopped(rule=rule), SPACE, fixture, task, log)
 
 
 def test_a_case_is_shrunk_and_stored_in_the_place_of_the_first_one(store: Store) -> None:
@@ -222,20 +240,7 @@ def test_a_stop_leaves_the_smallest_case_so_far_to_the_next_campaign(store: Stor
     """Which goes on from it."""
 
     fixture = raw()
-    task, stopping = task_of(store, fixture), Stopping()
-    log = log_of(store, task, stopping)
-    asked = 0
-
-    class Stopped(FakeJudge):
-        def judge(self, case: Case, *options: object) -> Outcome:
-            nonlocal asked
-            asked += 1
-            stopping.is_asked = asked > 3
-            text = canonical_json(case_to_data(case))
-            with CaseJournal(log).entry(reference=REFERENCE, device="cpu", case_text=text):
-                return super().judge(case, *options)  # type: ignore[arg-type]
-
-    done = minimised_case(Stopped(rule=drifts_with_neighbours), SPACE, fixture, task, log)
+    done = stopped(store, fixture, drifts_with_neighbours, after=3)
     assert done.is_stopped
     assert (done.cause.status, done.cause.settled) == ("raw", None)
     assert store.fixture(done.cause.fixture) is not None
@@ -244,11 +249,21 @@ def test_a_stop_leaves_the_smallest_case_so_far_to_the_next_campaign(store: Stor
     assert store.fixture(fixture.id) == fixture
     # A cause that has shrunk to as much is the same, and one id is told once.
     store.owner_of(cause_digest(CELL.id, done.cause.key, "outputs", "T1"), "first")
-    stopping.is_asked, asked = False, 0
-    log = log_of(store, task, stopping)
-    done = minimised_case(Stopped(rule=drifts_with_neighbours), SPACE, fixture, task, log)
+    done = stopped(store, fixture, drifts_with_neighbours, after=3)
     assert done.is_stopped
     assert done.cause.same_as == "first"
+
+
+def test_a_stop_does_not_tell_what_a_case_of_several_classes_is(store: Store) -> None:
+    """Were it merged with another cause, nobody would shrink it any more."""
+
+    fixture = raw(classes=("T1", "T8"))
+    key = fixture.expect.cause.key
+    store.owner_of(cause_digest(CELL.id, key, "outputs", "T1", "T8"), "first")
+    done = stopped(store, fixture, drifts_with_both, after=1)
+    assert done.is_stopped
+    assert done.cause.transforms == ("T1", "T8")
+    assert (done.cause.same_as, done.cause.status, done.cause.settled) == ("", "raw", None)
 
 
 def crashes(program: Program) -> ProgramOutcome:
@@ -351,6 +366,23 @@ def test_a_cause_that_is_new_to_a_store_is_told_once(store: Store) -> None:
     assert [type(answer) for answer in told] == [Found]
     ((_, begun),) = store.begun()
     assert [finding.cause for finding in begun.findings] == [digest]
+
+
+def test_a_cause_that_is_back_is_told_with_its_former_ids(store: Store) -> None:
+    """An entry of the ledger may name it by one of them, while this campaign runs too."""
+
+    first = shrunk(store, raw(), drifts_with_neighbours)
+    told: list[object] = []
+    log = log_of(store, MinimiseTask(number=2, cell=CELL, cause=first))
+    log._tell = told.append
+    store.write_replay(
+        ReplayRecord(format=FORMAT, fixture=first.fixture, status="FIXED", at=1e12, campaign="two")
+    )
+    assert log.found(raw(seed=1)) == first.digest
+    back = store.cause(first.digest)
+    assert back is not None
+    assert first.fixture in back.formerly
+    assert told == [Found(cause=back)]
 
 
 def _other(fixture: Fixture) -> Cause:

@@ -419,7 +419,7 @@ class TestPage:
     def test_known_findings_come_last(self) -> None:
         """What nobody knew of comes first, however often the others were seen."""
         entry = KnownEntry(cause="x", link="https://example.org/2", reason="r")
-        known = cause_of(sample(), 1, known=entry, count=999)
+        known = cause_of(sample(), 1, known=entry, kind="known", count=999)
         new = cause_of(sample(case=attrs.evolve(CASE, seed=3)), 2)
         page = render_page(Page(store="s", made=0.0, causes=(known, new), ledger=(entry,)))
         ids = [cause.fixture.id[:8] for cause in (new, known) if cause.fixture is not None]

@@ -6,6 +6,7 @@ import attrs
 import pytest
 from tests.unit.test_search import SPACE, causes, drift, searched
 
+from biprop.campaign.hands import CAMPAIGN
 from biprop.case import Against, Case
 from biprop.data.recipe import KINDS_CONDITIONED
 from biprop.judgment import Cause, ClassEvidence, Outcome, Power, Verdict
@@ -159,6 +160,26 @@ def test_parity_with_a_backend_that_drifts_is_not_judged() -> None:
     assert report.classes["P other"].reason == (
         "backend other is no yardstick, since relation I fails for it"
     )
+
+
+@pytest.mark.parametrize(("seen", "found"), [(drift(), 0), (None, 1)])
+def test_a_hang_in_parity_may_be_that_of_the_other_backend(
+    seen: Outcome | None, found: int
+) -> None:
+    """A campaign too stores it only where the other one is a yardstick."""
+    cause = Cause(verdict=Verdict.CRASHES, direction="forward", relation="P", backend="other")
+    hang = Outcome(verdict=Verdict.CRASHES, cause=cause, message="Hung.", is_hung=True)
+
+    def hangs(case: Case, names: frozenset[str]) -> Outcome | None:
+        return hang if case.against == PARITY else agrees(case, names)
+
+    def other(case: Case, names: frozenset[str]) -> Outcome | None:
+        return seen or agrees(case, names)
+
+    report, _ = searched(hangs, space=HELD, other=other, profile=CAMPAIGN, max_examples=30)
+
+    assert len(report.findings) == found
+    assert ("no yardstick" in report.classes["P other"].reason) == (not found)
 
 
 def test_yardstick_is_asked_for_enough_cases_of_its_own() -> None:

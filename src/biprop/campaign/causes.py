@@ -10,10 +10,11 @@ import attrs
 
 from biprop.campaign.ledger import entries_of
 from biprop.campaign.records import CauseRecord, Known, ReplayRecord, owners_of
-from biprop.campaign.replays import is_fixed
-from biprop.campaign.snapshot import CauseKind, CellSum, kind_of, last_seen_of
+from biprop.campaign.replays import held_last, is_fixed
+from biprop.campaign.snapshot import CellSum, kind_of, last_seen_of
 from biprop.case import Json, Judged
 from biprop.generation import Exclusion
+from biprop.reports.records import CauseKind
 
 __all__ = ["Causes", "data_of", "shrunk_in_words", "told"]
 
@@ -27,27 +28,41 @@ class Causes:
     Attributes:
         ledger: What people know of.
         sums: Of the cells, which say when a cause was last seen.
-        records: Those that turned out to be another one too.
+        records: Those that turned out to be another one too; `put` changes them.
+        owners: Of these, as `owners_of` returns them.
+        known: Entries of the ledger by the causes that they name.
         replays: By fixture, how it did when it was last run again.
     """
 
     ledger: Sequence[Known]
     sums: Mapping[str, CellSum]
-    records: dict[str, CauseRecord] = attrs.field(factory=dict)
+    records: Mapping[str, CauseRecord] = attrs.field(factory=dict, init=False)
+    owners: Mapping[str, str] = attrs.field(factory=dict, init=False)
+    known: Mapping[str, Known] = attrs.field(factory=dict, init=False)
     replays: dict[str, ReplayRecord] = attrs.field(factory=dict)
+
+    def put(self, *records: CauseRecord) -> None:
+        """Take causes as they are stored now."""
+        self.records = {**self.records, **{record.digest: record for record in records}}
+        # How a campaign stands is asked each second, and causes come much more rarely.
+        self.owners = owners_of(self.records)
+        self.known = entries_of(self.records, self.ledger, self.owners)
+
+    def is_known(self, digest: str) -> bool:
+        """Say whether the ledger names a cause, or what it turned out to be, by any of its ids."""
+        return self.owners.get(digest, digest) in self.known
 
     def kinds(self) -> dict[str, CauseKind]:
         """Return what each cause that is one of its own counts as."""
-        known = entries_of(self.records, self.ledger)
         return {
             digest: kind_of(
                 self.records[digest],
-                is_known=digest in known,
+                is_known=self.is_known(digest),
                 is_fixed=is_fixed(
                     self.replays.get(self.records[digest].fixture), last_seen=last_seen
                 ),
             )
-            for digest, last_seen in last_seen_of(self.records, self.sums).items()
+            for digest, last_seen in self._last_seen().items()
         }
 
     def counts(self) -> Counter[CauseKind]:
@@ -56,7 +71,7 @@ class Causes:
 
     def take_replay(self, record: ReplayRecord) -> list[tuple[CauseRecord, bool, bool]]:
         """Take how a fixture did; return its causes, and whether each was fixed, and is."""
-        last = last_seen_of(self.records, self.sums)
+        last = self._last_seen()
         own = (self.records[digest] for digest in last)
         causes = [cause for cause in own if cause.fixture == record.fixture]
         before = self.replays.get(record.fixture)
@@ -70,15 +85,14 @@ class Causes:
             for cause in causes
         ]
 
-    def is_back(self, digest: str) -> bool:
-        """Say whether a cause held when it was last run: a process that has just seen it says more.
+    def held_last(self, digest: str) -> bool:
+        """Say whether a cause held when it was last run.
 
         Args:
             digest: Of it; empty where there is none.
         """
         record = self.records.get(digest)
-        replay = None if record is None else self.replays.get(record.fixture)
-        return replay is not None and replay.status == "FIXED"
+        return record is not None and held_last(self.replays.get(record.fixture))
 
     def take_found(self, record: CauseRecord) -> bool:
         """Take a cause that a process stored; return whether it is news."""
@@ -87,22 +101,25 @@ class Causes:
         was_replayed = self.replays.pop(record.fixture, None) is not None
         if before is not None and before.fixture == record.fixture and not was_replayed:
             return False
-        self.records[record.digest] = record
+        self.put(record)
         return True
 
     def exclusions(self, cell: str) -> tuple[Exclusion, ...]:
         """Return the classes that are known to fail together in a cell."""
-        kinds, owners = self.kinds(), owners_of(self.records)
+        kinds = self.kinds()
         found = [
             Exclusion(judged=judged, classes=frozenset(record.transforms))
             for digest, record in self.records.items()
             if record.cell == cell and record.transforms and not record.is_lost
             # What is fixed is searched like what never failed.
-            if kinds[owners[digest]] != "fixed"
+            if kinds[self.owners[digest]] != "fixed"
             for judged in _JUDGED
             if judged == record.judged
         ]
         return tuple(dict.fromkeys(found))
+
+    def _last_seen(self) -> dict[str, float]:
+        return last_seen_of(self.records, self.sums, self.owners)
 
 
 def told(record: CauseRecord) -> str:

@@ -27,16 +27,29 @@ from biprop.campaign.messages import (
 from biprop.campaign.working import serve
 from biprop.errors import DeviceError
 
-__all__ = ["Answered", "Crew", "Died", "LocalCrew"]
+__all__ = ["Answered", "Crew", "Died", "LocalCrew", "seconds_silent_max"]
 
 # Spawned, since a fork of a process that has imported torch may hang.
 _PROCESSES = get_context("spawn")
 _SECONDS_TO_END = 5.0
 # Longer than a child may take to compile a kernel, which a supervisor waits for.
-SECONDS_UNTIL_HUNG = 1200.0
+_SECONDS_UNTIL_HUNG = 1200.0
+# What a set of four may take on a device when it is first launched, and some more.
+_TIMEOUTS_UNTIL_HUNG = 10
 # What a process keeps of kernels and of Hypothesis goes with it.
 TASKS_MAX = 512
 _STARTS_MAX = 3
+
+
+def seconds_silent_max(timeout: float) -> float:
+    """Return how long a process may say nothing that has a task, before it counts as hung.
+
+    Whoever waits for a launch of its own says nothing meanwhile.
+
+    Args:
+        timeout: Seconds after which a launch counts as hung.
+    """
+    return max(_SECONDS_UNTIL_HUNG, _TIMEOUTS_UNTIL_HUNG * timeout)
 
 
 @attrs.frozen(kw_only=True)
@@ -109,7 +122,7 @@ class LocalCrew:
         devices: Sequence[str],
         workers: int,
         first: int = 0,
-        seconds_until_hung: float = SECONDS_UNTIL_HUNG,
+        seconds_until_hung: float | None = None,
     ) -> None:
         """Start the processes.
 
@@ -118,9 +131,9 @@ class LocalCrew:
             devices: That they are spread over, in turns.
             workers: How many.
             first: Number of the first one, where others are kept elsewhere.
-            seconds_until_hung: Without a word of a process that has a task.
+            seconds_until_hung: Without a word of a process that has a task; None: by the timeout.
         """
-        self._seconds_until_hung = seconds_until_hung
+        self._seconds_until_hung = seconds_until_hung or seconds_silent_max(settings.timeout)
         self._failed_starts = 0
         self._slots = {
             number: _Slot(settings, worker=number, device=devices[number % len(devices)])

@@ -60,7 +60,7 @@ class SearchHands:
     """Searches by `biprop.strategies`, in one child after the other."""
 
     def __init__(self, settings: Settings, device: str) -> None:
-        """Start nothing yet."""
+        """Start no child yet; what children print is read from now on."""
         self._settings = settings
         self._device = device
         # What targets print would bury how the campaign stands.

@@ -18,11 +18,10 @@ from biprop.campaign.records import (
     record_from_text,
 )
 from biprop.errors import FixtureError
+from biprop.fixtures.store import is_beginning
 
-__all__ = ["EXAMPLE", "check_beginnings", "entries_of", "entry_of", "read_ledger"]
+__all__ = ["EXAMPLE", "ambiguous_of", "check_beginnings", "entries_of", "entry_of", "read_ledger"]
 
-# As `biprop show` takes the beginning of an id.
-_BEGINNING = re.compile("[0-9a-f]{4,16}")
 _LINK = re.compile(r"https?://\S+", re.IGNORECASE)
 EXAMPLE = (
     f'{{"format": "{FORMAT}", "known": '
@@ -71,19 +70,52 @@ def entry_of(record: CauseRecord, known: Sequence[Known]) -> Known | None:
     return None
 
 
-def entries_of(records: Mapping[str, CauseRecord], known: Sequence[Known]) -> dict[str, Known]:
+def entries_of(
+    records: Mapping[str, CauseRecord], known: Sequence[Known], owners: Mapping[str, str]
+) -> dict[str, Known]:
     """Return the entries by the digests of the causes that they name.
 
     An id of a cause that turned out to be another one names that one.
+
+    Args:
+        records: All causes.
+        known: The entries.
+        owners: Of the causes, as `owners_of` returns them.
     """
     found: dict[str, Known] = {}
     if known:
-        owners = owners_of(records)
         for digest, record in records.items():
             entry = entry_of(record, known)
             if entry is not None:
                 found.setdefault(owners[digest], entry)
     return found
+
+
+def ambiguous_of(
+    records: Mapping[str, CauseRecord], known: Sequence[Known], owners: Mapping[str, str]
+) -> dict[Known, str]:
+    """Return the entries that are the beginning of the ids of several causes.
+
+    Args:
+        records: All causes.
+        known: The entries.
+        owners: Of the causes, as `owners_of` returns them.
+
+    Returns:
+        For each what is wrong with it, in one sentence.
+    """
+    wrong: dict[Known, str] = {}
+    for entry in known:
+        found = {
+            owners[digest] for digest, record in records.items() if _begins(record, entry.cause)
+        }
+        if len(found) > 1:
+            ids = ", ".join(sorted(records[digest].fixture for digest in found))
+            wrong[entry] = (
+                f"ledger.json: {entry.cause!r} is the beginning of the ids of several causes "
+                f"({ids}): give more digits."
+            )
+    return wrong
 
 
 def check_beginnings(records: Mapping[str, CauseRecord], known: Sequence[Known]) -> None:
@@ -92,22 +124,14 @@ def check_beginnings(records: Mapping[str, CauseRecord], known: Sequence[Known])
     Raises:
         FixtureError: One is.
     """
-    owners = owners_of(records) if known else {}
-    for entry in known:
-        found = {
-            owners[digest] for digest, record in records.items() if _begins(record, entry.cause)
-        }
-        if len(found) > 1:
-            ids = ", ".join(sorted(records[digest].fixture for digest in found))
-            raise FixtureError(
-                f"ledger.json: {entry.cause!r} is the beginning of the ids of several causes "
-                f"({ids}): give more digits."
-            )
+    wrong = ambiguous_of(records, known, owners_of(records))
+    if wrong:
+        raise FixtureError(next(iter(wrong.values())))
 
 
 def _begins(record: CauseRecord, text: str) -> bool:
     lower = text.lower()
-    if not _BEGINNING.fullmatch(lower):
+    if not is_beginning(lower):
         return False
     return any(name.startswith(lower) for name in (record.fixture, record.digest, *record.formerly))
 

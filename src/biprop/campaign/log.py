@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import attrs
 
@@ -36,7 +35,6 @@ from biprop.judgment import Cause
 from biprop.kvcache.records import ProgramCause
 from biprop.operators import KernelReference
 from biprop.provenance import Provenance
-from biprop.supervision import Journal
 
 __all__ = ["CaseJournal", "Log", "Stopping", "cause_of_fixture"]
 
@@ -188,7 +186,7 @@ class Log:
             provenance: Of what runs it.
             others: Cases that run together with it, as JSON.
             is_due: Whether it is launched even if the time of the epoch is over, as what tells
-                which of several cases hung.
+                which of several cases failed.
 
         Raises:
             KeyboardInterrupt: A stop was asked for, or the time of the epoch is over.
@@ -240,7 +238,8 @@ class Log:
 
         self.keep(write)
         if is_new:
-            self._tell(Found(cause=record))
+            # Of a cause that is back, the store knows the ids that it was told by before.
+            self._tell(Found(cause=self.store.cause(record.digest) or record))
             soon = time.monotonic() - self.seconds_waited + _SECONDS_AFTER_FOUND
             self._ends_at = soon if self._ends_at is None else min(self._ends_at, soon)
         return record.digest
@@ -289,30 +288,12 @@ class Log:
             )
 
 
-class CaseJournal(Journal):
+class CaseJournal:
     """The journal of a `SupervisedJudge` that writes into a log."""
 
     def __init__(self, log: Log) -> None:
         """Write into `log`."""
-        super().__init__(Path())
         self._log = log
-
-    @contextmanager
-    def entry(
-        self,
-        *,
-        reference: KernelReference,
-        device: str,
-        case_text: str,
-        provenance: Provenance | None = None,
-        is_second: bool = False,
-    ) -> Iterator[Path]:
-        """Have a case on disk for as long as it is being judged; see `Journal.entry`."""
-        del is_second
-        with self.entries(
-            reference=reference, device=device, case_texts=(case_text,), provenance=provenance
-        ):
-            yield Path()
 
     @contextmanager
     def entries(
@@ -324,7 +305,7 @@ class CaseJournal(Journal):
         provenance: Provenance | None = None,
         is_due: bool = False,
     ) -> Iterator[None]:
-        """Have several cases on disk, in one file, for as long as they are judged together."""
+        """Have cases on disk, in one file, while they are judged; see `Journal.entries`."""
         del device
         with self._log.launching(
             case_texts[0],

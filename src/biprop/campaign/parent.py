@@ -17,9 +17,9 @@ from biprop.campaign.cells import Cell
 from biprop.campaign.crew import Answered, Crew, Died
 from biprop.campaign.events import Doing, Event, EventKind, Status, Working
 from biprop.campaign.files import is_full
-from biprop.campaign.ledger import entries_of, entry_of
 from biprop.campaign.messages import (
     Answer,
+    Done,
     EpochDone,
     EpochTask,
     Found,
@@ -131,7 +131,7 @@ class Parent:
             turn.seconds += epoch.seconds
             turn.known.update(hash_words(text) for text in epoch.behaviours)
             self._sums.setdefault(epoch.cell, CellSum()).add(epoch)
-        self._causes.records.update(self._store.causes())
+        self._causes.put(*self._store.causes().values())
         self._causes.replays.update(self._store.replays())
         self._to_shrink.extend(
             digest
@@ -178,7 +178,7 @@ class Parent:
         if isinstance(answer, Progress):
             slot.progress = answer
             return
-        if isinstance(answer, (EpochDone, MinimiseDone, ReplayDone)):
+        if isinstance(answer, Done):
             slot.task, slot.progress = None, None
         self._take(answer)
 
@@ -262,7 +262,7 @@ class Parent:
             cause = self._store.cause(task.cause.digest)
             self._store.release_minimising(task.cause.digest)
             if cause is not None:
-                self._causes.records[cause.digest] = cause
+                self._causes.put(cause)
                 if self._wants_shrinking(cause) and not is_stopped:
                     self._to_shrink.append(cause.digest)
         if lost is not None and not is_stopped:
@@ -379,10 +379,9 @@ class Parent:
 
     def _replayed(self, record: ReplayRecord) -> None:
         """Tell how a finding of an earlier campaign did."""
-        known = entries_of(self._causes.records, self._ledger)
         for cause, was_fixed, is_fixed in self._causes.take_replay(record):
             data: dict[str, Json] = {**data_of(cause), "status": record.status}
-            if is_fixed and cause.digest in known:
+            if is_fixed and self._causes.is_known(cause.digest):
                 text = f"The ledger names {told(cause)}, which fails no more: take the entry out."
                 self._tell("stale", text, **data)
             elif is_fixed:
@@ -424,30 +423,30 @@ class Parent:
             return
         if self._wants_shrinking(record):
             self._to_shrink.append(record.digest)
-        is_known = entry_of(record, self._ledger) is not None
+        is_known = self._causes.is_known(record.digest)
         words = "known" if is_known else "found again" if is_back else "found"
         self._tell("found", f"{words}: {told(record)}", **data_of(record))
 
     def _shrunk(self, done: MinimiseDone) -> None:
-        cause, causes = done.cause, self._causes.records
-        before = causes.get(cause.digest, cause)
-        causes[cause.digest] = cause
+        cause = done.cause
+        before = self._causes.records.get(cause.digest, cause)
+        self._causes.put(cause)
         if done.error:
             if cause.settled is None:
                 self._to_shrink.append(cause.digest)
             self._tell("note", f"{told(cause)} cannot be shrunk: {done.error}", **data_of(cause))
             return
-        if self._causes.is_back(cause.same_as):
+        if self._causes.held_last(cause.same_as):
             back = self._store.cause(cause.same_as)
             if back is not None and self._causes.take_found(back):
                 self._tell("found", f"found again: {told(back)}", **data_of(back))
         # Whoever shrank it may have merged these too.
-        for digest, other in tuple(causes.items()):
+        for digest, other in self._causes.records.items():
             is_waiting = other.status == "raw" and not other.same_as and digest != cause.digest
             if is_waiting and other.name == cause.name:
                 stored = self._store.cause(digest)
                 if stored is not None and stored.same_as:
-                    causes[digest] = stored
+                    self._causes.put(stored)
                     self._tell_shrunk(other, stored)
         self._tell_shrunk(before, cause)
         if cause.status == "raw" and cause.found_by != self._record.id and not done.is_stopped:
@@ -488,7 +487,7 @@ class Parent:
             and record.settled is None
             and not record.same_as
             and record.cell in self._scheduler.turns
-            and entry_of(record, self._ledger) is None
+            and not self._causes.is_known(record.digest)
         )
 
     def _beat(self) -> None:

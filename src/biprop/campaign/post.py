@@ -19,7 +19,7 @@ from pathlib import Path
 
 import attrs
 
-from biprop.campaign.crew import SECONDS_UNTIL_HUNG, Answered, Died, LocalCrew
+from biprop.campaign.crew import Answered, Died, LocalCrew
 from biprop.campaign.messages import Settings, Task
 from biprop.campaign.store import Store
 from biprop.provenance import source_digest
@@ -45,7 +45,8 @@ class Orders:
         folder: Where the campaign was started, which paths of targets start from.
         variables: Of the environment there that kernels read.
         source_digest: Of biprop there.
-        seconds_until_hung: After which a process without a word counts as hung.
+        seconds_until_hung: After which a process without a word counts as hung; None: by the
+            timeout.
         seconds_of_lease: After which the process ends where nobody listens.
     """
 
@@ -55,7 +56,7 @@ class Orders:
     folder: Path
     variables: Mapping[str, str] = attrs.field(factory=dict)
     source_digest: str
-    seconds_until_hung: float = SECONDS_UNTIL_HUNG
+    seconds_until_hung: float | None = None
     seconds_of_lease: float = SECONDS_OF_LEASE
 
 

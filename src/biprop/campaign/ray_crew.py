@@ -24,7 +24,7 @@ from typing import Any
 
 import attrs
 
-from biprop.campaign.crew import SECONDS_UNTIL_HUNG, Answered, Died
+from biprop.campaign.crew import Answered, Died
 from biprop.campaign.messages import (
     Done,
     Ready,
@@ -145,7 +145,7 @@ class RayCrew:
         *,
         cluster: RayCluster,
         share: Share,
-        seconds_until_hung: float = SECONDS_UNTIL_HUNG,
+        seconds_until_hung: float | None = None,
         seconds_of_lease: float = SECONDS_OF_LEASE,
     ) -> None:
         """Ask Ray for the actors.
@@ -154,7 +154,7 @@ class RayCrew:
             settings: Of the campaign.
             cluster: Where they run.
             share: How many there are, and what each gets.
-            seconds_until_hung: Without a word of a process that has a task.
+            seconds_until_hung: Without a word of a process that has a task; None: by the timeout.
             seconds_of_lease: After which nothing writes any more under the name of an actor that
                 is not listened to.
         """

@@ -158,8 +158,9 @@ class EpochRecord:
         device: Where it ran.
         seed: Of its search.
         began: When.
-        seconds: Wall time.
-        seconds_in_kernels: Of these, launching and comparing; None where it is not known.
+        seconds: Wall time, but for what it waited.
+        seconds_waited: For a disk that was full.
+        seconds_in_kernels: Of `seconds`, launching and comparing; None where it is not known.
         examples: Cases or programs judged; those of shrinking are not among them.
         rejected: Of these, cases whose canonical run raised.
         launches: Made, those of repeats included; operations, of programs of a cache.
@@ -192,6 +193,7 @@ class EpochRecord:
     seed: int = 0
     began: float
     seconds: float = 0.0
+    seconds_waited: float = 0.0
     seconds_in_kernels: float | None = None
     examples: int = 0
     rejected: int = 0
@@ -215,6 +217,11 @@ class EpochRecord:
     def name(self) -> str:
         """Return the stem of its file, which no other epoch of any campaign has."""
         return f"{self.campaign}-{self.worker}-{self.number}"
+
+    @property
+    def ended(self) -> float:
+        """Return when it ended."""
+        return self.began + self.seconds + self.seconds_waited
 
 
 @attrs.frozen(kw_only=True)
@@ -339,6 +346,14 @@ class CauseRecord:
     def name(self) -> str:
         """Return the cause in words, as people may write it into a ledger."""
         return " ".join((self.cell, self.key, "+".join(self.transforms))).strip()
+
+    @property
+    def may_be_another(self) -> bool:
+        """Whether it may be another cause than it looks like.
+
+        Of a case of several classes only shrinking tells; a program has none.
+        """
+        return len(self.transforms) > 1
 
     def told_by(self, fixture: str) -> "CauseRecord":
         """Return the cause with another fixture; the id of the one before is kept."""

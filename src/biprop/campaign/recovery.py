@@ -195,7 +195,7 @@ def _as_findings(
             continue
         cause = cause_of_fixture(fixture, cell=begun.cell, campaign=begun.campaign, is_lost=True)
         store.add_cause(cause, fixture)
-        found.append(cause)
+        found.append(store.cause(cause.digest) or cause)
     return tuple(found)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from biprop.fixtures.program_replay import ProgramReplayed
     from biprop.fixtures.replay import Replayed
 
-__all__ = ["Replays", "is_fixed", "status_of"]
+__all__ = ["Replays", "held_last", "is_fixed", "status_of"]
 
 # These were seen in all repeats of a case.
 _STEADY = (Verdict.DRIFTS, Verdict.INACCURATE)
@@ -39,7 +39,19 @@ def is_fixed(replay: ReplayRecord | None, *, last_seen: float) -> bool:
         replay: None where it was not run again.
         last_seen: When an epoch showed the cause.
     """
-    return replay is not None and replay.status == "FIXED" and replay.at > last_seen
+    return replay is not None and held_last(replay) and replay.at > last_seen
+
+
+def held_last(replay: ReplayRecord | None) -> bool:
+    """Say whether a fixture held when it was last run again.
+
+    Asked by who has just seen its cause. Whether an epoch has shown that one since does not matter:
+    this case holds all the same, and each further replay would tell the cause as fixed.
+
+    Args:
+        replay: None where it was not run again.
+    """
+    return replay is not None and replay.status == "FIXED"
 
 
 class Replays:
@@ -65,8 +77,9 @@ class Replays:
             for entry in known
             if not any(entry_of(record, (entry,)) for record in causes.values())
         )
-        named = entries_of(causes, known)
-        own = [causes[digest] for digest in dict.fromkeys(owners_of(causes).values())]
+        owners = owners_of(causes)
+        named = entries_of(causes, known, owners)
+        own = [causes[digest] for digest in dict.fromkeys(owners.values())]
         self._urgent = [record for record in own if record.digest in named and self._may(record)]
         self._rest = sorted(
             (

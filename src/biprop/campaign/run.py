@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from biprop.campaign.cells import Cell
-from biprop.campaign.crew import SECONDS_UNTIL_HUNG, Crew, LocalCrew
+from biprop.campaign.crew import Crew, LocalCrew
 from biprop.campaign.events import Event
 from biprop.campaign.ledger import check_beginnings
 from biprop.campaign.messages import OpenHands, Settings
@@ -34,8 +34,6 @@ __all__ = ["Plan", "run_campaign"]
 # What a stop may take in all, and when whatever still runs is killed.
 SECONDS_TO_STOP = 7.0
 _SECONDS_A_LOOK = 0.25
-# What a set of four may take on a device when it is first launched, and some more.
-_TIMEOUTS_UNTIL_HUNG = 10
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +54,8 @@ class Plan:
         timeout: Seconds after which a launch counts as hung.
         max_examples: Of each epoch; None: as many as its time allows.
         seconds_an_epoch: None: by the budget.
-        seconds_until_hung: After which a process without a word counts as hung.
+        seconds_until_hung: After which a process of this machine counts as hung that says nothing;
+            None: by the timeout.
     """
 
     cells: tuple[Cell, ...]
@@ -212,13 +211,11 @@ def _stop(parent: Parent, crew: Crew) -> None:
 
 
 def _local(settings: Settings, plan: Plan) -> Crew:
-    # Whoever waits for a launch of its own says nothing meanwhile.
-    least = max(SECONDS_UNTIL_HUNG, _TIMEOUTS_UNTIL_HUNG * plan.timeout)
     return LocalCrew(
         settings,
         devices=plan.devices,
         workers=plan.workers,
-        seconds_until_hung=plan.seconds_until_hung or least,
+        seconds_until_hung=plan.seconds_until_hung,
     )
 
 

@@ -191,7 +191,7 @@ def _given_back(task: MinimiseTask, log: Log, fixture: AnyFixture | None = None)
         record = _now_told_by(record, fixture)
         # What it is for good is told when it is minimal; that it is another one already, now.
         owner = log.store.known_owner_of(_identity(record, fixture))
-        if owner not in {"", record.digest}:
+        if owner not in {"", record.digest} and not record.may_be_another:
             return attrs.evolve(_merged(task, log, fixture, owner), is_stopped=True)
     return attrs.evolve(_stored(record, fixture, log), is_stopped=True)
 
@@ -211,7 +211,7 @@ def _now_told_by(record: CauseRecord, fixture: AnyFixture) -> CauseRecord:
 def _merged(task: MinimiseTask, log: Log, fixture: AnyFixture, owner: str) -> MinimiseDone:
     """Say that a cause is the one of `owner`, which another first case has shrunk to before."""
     kept = log.store.cause(owner)
-    if kept is not None and log.store.is_retired(kept):
+    if kept is not None and log.store.held_last(kept):
         # It was fixed, and this case shows it again.
         back = attrs.evolve(kept.told_by(fixture.id), settled=time.time())
         log.keep(lambda: log.store.update_cause(back, fixture))
@@ -220,15 +220,12 @@ def _merged(task: MinimiseTask, log: Log, fixture: AnyFixture, owner: str) -> Mi
 
 
 def _merge_first_case(record: CauseRecord, identity: str, log: Log) -> None:
-    """Merge the cause that was found as what this one has shrunk to, and waits to be shrunk.
-
-    A case of several classes may still become another cause, as `Store.add_cause` has it.
-    """
+    """Merge the cause that was found as what this one has shrunk to, and waits to be shrunk."""
     # Of a kernel, the digest of a first case is made of the same parts.
     other = log.store.cause(identity)
     if other is None or other.digest == record.digest or other.status != "raw":
         return
-    if not other.same_as and other.settled is None and len(other.transforms) <= 1:
+    if not other.same_as and other.settled is None and not other.may_be_another:
         log.keep(lambda: log.store.merge(other, record.digest))
 
 

@@ -17,18 +17,16 @@ from biprop.campaign.records import (
     EpochRecord,
     Known,
     ReplayRecord,
-    owners_of,
 )
 from biprop.campaign.replays import is_fixed
 from biprop.fixtures.programs import AnyFixture
 from biprop.judgment import Verdict
-from biprop.reports.records import ClassCount
+from biprop.reports.records import CauseKind, ClassCount
 
 __all__ = [
     "POWERED_MIN",
     "CampaignState",
     "CampaignSum",
-    "CauseKind",
     "CauseState",
     "CellState",
     "CellSum",
@@ -49,8 +47,6 @@ POWERED_MIN = 50
 COVERAGE_MIN = 0.1
 _SPANS = 120
 _NONE = ClassCount()
-# `held` is a case that was lost with its process, and holds.
-CauseKind = Literal["finding", "known", "fixed", "held"]
 _ENDED_BADLY = ("ERROR", Verdict.FALLBACK.value, Verdict.UNSUPPORTED.value)
 
 
@@ -162,7 +158,7 @@ class CellSum:
         self.power_sum += epoch.power_share * epoch.examples
         self.swept = max(self.swept, epoch.swept)
         self.behaviours += epoch.behaviour_count
-        until = epoch.began + epoch.seconds
+        until = epoch.ended
         for finding in epoch.findings:
             cause = finding.cause
             self.counts[cause] = self.counts.get(cause, 0) + finding.count
@@ -362,17 +358,18 @@ def causes_of(
     fixtures: Mapping[str, AnyFixture],
     known: Sequence[Known],
     replays: Mapping[str, ReplayRecord],
+    *,
+    owners: Mapping[str, str],
 ) -> tuple[CauseState, ...]:
     """Return the causes that are one of their own, each with the counts of those that are it."""
     counts: dict[str, int] = {}
     first: dict[str, float] = {}
-    owners = owners_of(records)
     for digest, record in records.items():
         own = owners[digest]
         total = sums.get(record.cell, CellSum())
         counts[own] = counts.get(own, 0) + total.counts.get(digest, 0)
         first[own] = min(first.get(own, record.found), record.found)
-    last, entries = last_seen_of(records, sums), entries_of(records, known)
+    last, entries = last_seen_of(records, sums, owners), entries_of(records, known, owners)
     return tuple(
         sorted(
             (
@@ -402,11 +399,10 @@ def kind_of(record: CauseRecord, *, is_known: bool, is_fixed: bool) -> CauseKind
 
 
 def last_seen_of(
-    records: Mapping[str, CauseRecord], sums: Mapping[str, CellSum]
+    records: Mapping[str, CauseRecord], sums: Mapping[str, CellSum], owners: Mapping[str, str]
 ) -> dict[str, float]:
     """Return when each cause was last seen, those that turned out to be it included."""
     last: dict[str, float] = {}
-    owners = owners_of(records)
     for digest, record in records.items():
         own = owners[digest]
         total = sums.get(record.cell)
@@ -420,10 +416,10 @@ def ledger_of(
     records: Mapping[str, CauseRecord],
     replays: Mapping[str, ReplayRecord],
     causes: Sequence[CauseState],
+    owners: Mapping[str, str],
 ) -> tuple[LedgerState, ...]:
     """Return the entries of the ledger, each with the cause that it names."""
     by_digest = {cause.record.digest: cause for cause in causes}
-    owners = owners_of(records)
     states: list[LedgerState] = []
     for entry in known:
         record = next((item for item in records.values() if entry_of(item, (entry,))), None)
@@ -447,11 +443,11 @@ def spans_of(epochs: Iterable[EpochRecord], causes: Sequence[CauseState]) -> tup
 
     An epoch counts where it ended.
     """
-    listed = sorted(epochs, key=lambda epoch: epoch.began + epoch.seconds)
+    listed = sorted(epochs, key=lambda epoch: epoch.ended)
     if not listed:
         return ()
     start = min(epoch.began for epoch in listed)
-    end = listed[-1].began + listed[-1].seconds
+    end = listed[-1].ended
     length = max(1.0, (end - start) / _SPANS)
     spans: dict[int, Span] = {}
 
@@ -463,7 +459,7 @@ def spans_of(epochs: Iterable[EpochRecord], causes: Sequence[CauseState]) -> tup
         spans[round((span.began - start) / length)] = span
 
     for epoch in listed:
-        span = span_at(epoch.began + epoch.seconds)
+        span = span_at(epoch.ended)
         keep(
             attrs.evolve(
                 span,

@@ -21,7 +21,7 @@ from biprop.campaign.files import (
     swept,
     write,
 )
-from biprop.campaign.ledger import check_beginnings, read_ledger
+from biprop.campaign.ledger import ambiguous_of, read_ledger
 from biprop.campaign.places import is_here, is_running
 from biprop.campaign.records import (
     Begun,
@@ -30,13 +30,16 @@ from biprop.campaign.records import (
     CellInfo,
     EpochRecord,
     Heartbeat,
+    Known,
     LedgerFile,
     Place,
     ReplayRecord,
     Running,
+    owners_of,
     record_from_text,
     record_text,
 )
+from biprop.campaign.replays import held_last
 from biprop.campaign.snapshot import (
     CampaignState,
     CampaignSum,
@@ -138,13 +141,9 @@ class Store:
         records = {item.digest: item for item in self._records("causes", CauseRecord, problems)}
         replays = self.replays(problems)
         fixtures = self._fixtures(records, problems)
-        try:
-            known = self.ledger().known
-            check_beginnings(records, known)
-        except FixtureError as error:
-            known = ()
-            problems.append(str(error))
-        causes = causes_of(records, sums, fixtures, known, replays)
+        owners = owners_of(records)
+        known = self._known(records, owners, problems)
+        causes = causes_of(records, sums, fixtures, known, replays, owners=owners)
         causes = tuple(attrs.evolve(cause, folder=self._folder_of(cause)) for cause in causes)
         listed = [epoch for found in epochs.values() for epoch in found]
         return Snapshot(
@@ -153,7 +152,7 @@ class Store:
             campaigns=campaigns,
             cells=cells_of(_infos(campaigns), sums, causes, epochs),
             causes=causes,
-            ledger=ledger_of(known, records, replays, causes),
+            ledger=ledger_of(known, records, replays, causes, owners),
             throughput=spans_of(listed, causes),
             problems=tuple(problems),
         )
@@ -257,7 +256,7 @@ class Store:
         before = self.cause(record.digest)
         if before is None and path.exists():
             return False
-        if before is not None and not self.is_retired(before):
+        if before is not None and not self.held_last(before):
             return False
         same = self._same_as(record) if before is None else None
         # First the fixture: a cause whose fixture is missing could never be minimised.
@@ -289,7 +288,7 @@ class Store:
         same = attrs.evolve(record, status="minimal", same_as=owner, settled=time.time())
         write(self.path / "causes" / f"{record.digest}.json", record_text(same))
 
-    def is_retired(self, record: CauseRecord) -> bool:
+    def held_last(self, record: CauseRecord) -> bool:
         """Say whether a cause, or the one that it turned out to be, held when it was last run."""
         seen: set[str] = set()
         while record.same_as and record.same_as not in seen:
@@ -298,8 +297,7 @@ class Store:
             if other is None:
                 break
             record = other
-        replay = self._read(self.path / "replays" / f"{record.fixture}.json", ReplayRecord)
-        return replay is not None and replay.status == "FIXED"
+        return held_last(self._read(self.path / "replays" / f"{record.fixture}.json", ReplayRecord))
 
     def cause(self, digest: str) -> CauseRecord | None:
         """Return a cause; None where there is none."""
@@ -399,16 +397,29 @@ class Store:
                 self.remove_heartbeat(beat.place)
 
     def _same_as(self, record: CauseRecord) -> CauseRecord | None:
-        """Return a new cause as the minimal one that it is; None where that cannot be told yet.
-
-        Only shrinking tells what a case of several classes is.
-        """
+        """Return a new cause as the minimal one that it is; None where that cannot be told yet."""
         owner = self.cause(self.known_owner_of(record.digest))
-        if owner is None or owner.digest == record.digest or len(record.transforms) > 1:
+        if owner is None or owner.digest == record.digest or record.may_be_another:
             return None
-        if record.is_lost or self.is_retired(owner):
+        if record.is_lost or self.held_last(owner):
             return None
         return attrs.evolve(record, status="minimal", same_as=owner.digest, settled=time.time())
+
+    def _known(
+        self,
+        records: dict[str, CauseRecord],
+        owners: dict[str, str],
+        problems: list[str],
+    ) -> tuple[Known, ...]:
+        """Return the entries of the ledger; those that may mean several causes are problems."""
+        try:
+            known = self.ledger().known
+        except FixtureError as error:
+            problems.append(str(error))
+            return ()
+        ambiguous = ambiguous_of(records, known, owners)
+        problems += ambiguous.values()
+        return tuple(entry for entry in known if entry not in ambiguous)
 
     def _folder_of(self, cause: CauseState) -> str:
         path = self.fixture_path(cause.record.fixture)

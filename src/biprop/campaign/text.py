@@ -7,8 +7,9 @@ import shlex
 from collections import Counter
 
 from biprop.campaign.records import CampaignRecord
-from biprop.campaign.snapshot import CampaignSum, CauseKind, CauseState, Snapshot
+from biprop.campaign.snapshot import CampaignSum, CauseState, Snapshot
 from biprop.fixtures.programs import ProgramFixture
+from biprop.reports.records import CauseKind
 from biprop.reports.words import transforms_in_words
 
 __all__ = ["counted", "duration", "kinds_in_words", "render_summary"]

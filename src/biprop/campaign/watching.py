@@ -26,7 +26,10 @@ _IN_KERNELS = ("launch", "compare")
 
 
 class WatchedJudge:
-    """A `Judge` of cases that counts into a log."""
+    """A `Judge` of cases that counts into a log.
+
+    It has a `begin` whatever it judges by: by what cannot judge meanwhile, all is judged at once.
+    """
 
     def __init__(self, judge: Judge, log: Log) -> None:
         """Judge by `judge`, whose journal is the log's own."""

@@ -132,6 +132,7 @@ def _epoch(task: EpochTask, hands: Hands, log: Log) -> EpochDone:
         seed=task.seed,
         began=log.begun.began,
         seconds=time.monotonic() - start - log.seconds_waited,
+        seconds_waited=log.seconds_waited,
         behaviours=tuple(log.behaviours.texts),
         behaviour_count=len(log.behaviours.found),
         **{name: getattr(shown, name) for name in attrs.fields_dict(Shown) if name != "provenance"},

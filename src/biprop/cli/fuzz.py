@@ -16,6 +16,7 @@ from pathlib import Path
 import attrs
 import click
 
+from biprop.campaign.ledger import EXAMPLE
 from biprop.case import Dtype
 from biprop.cli.options import Direction, Seconds, Side, names_in, parse_device, parse_dtype
 from biprop.cli.session import kernel_reference
@@ -29,11 +30,11 @@ _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+
 _BUDGET_MAX = 30 * 86_400.0
 _SHARDS_MAX = 10_000
 _RAY_ADDRESS = re.compile(r"auto|local|[\w.:\[\]-]+:\d{1,5}", re.ASCII)
+_LEDGER = EXAMPLE.replace("[", "[\n    ", 1)
 # \b keeps the lines as they are.
-_EPILOG = """\b
+_EPILOG = f"""\b
 ledger.json of the store; a cause is an id as it is printed, or a name:
-  {"format": "biprop-campaign-1", "known": [
-    {"cause": "a1cf2e06", "link": "https://...", "reason": "Why it still fails."}]}
+  {_LEDGER}
 
 \b
 Exit codes:
@@ -246,8 +247,7 @@ def fuzz(  # noqa: PLR0917  # one parameter an option
     # What follows imports torch and Hypothesis: a refused option does not wait for them.
     from biprop.cli.fuzzing import run_fuzz
 
-    with stops() as is_stopped:
-        return run_fuzz(request, is_live=sys.stderr.isatty(), is_stopped=is_stopped)
+    return run_fuzz(request, is_live=sys.stderr.isatty())
 
 
 def parse_budget(text: str) -> float:

@@ -4,7 +4,7 @@ Cells are listed by `biprop.campaign.cells`; what happens meanwhile is shown by
 `biprop.cli.fuzz_view`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import attrs
@@ -13,10 +13,11 @@ from biprop.campaign.cells import Cell, entry_cells, sharded, target_cells
 from biprop.campaign.crew import Crew
 from biprop.campaign.hands import open_search_hands
 from biprop.campaign.messages import Settings
+from biprop.campaign.records import CampaignRecord
 from biprop.campaign.run import Plan, run_campaign
 from biprop.campaign.store import FOLDER, Store
 from biprop.campaign.text import render_summary
-from biprop.cli.fuzz import FuzzRequest
+from biprop.cli.fuzz import FuzzRequest, stops
 from biprop.cli.fuzz_targets import check_targets
 from biprop.cli.fuzz_view import shown
 from biprop.cli.output import emit
@@ -31,16 +32,16 @@ _NOT_SEARCHED = 2
 _ERROR = "ERROR"
 
 
-def run_fuzz(request: FuzzRequest, *, is_live: bool, is_stopped: Callable[[], bool]) -> int:
+def run_fuzz(request: FuzzRequest, *, is_live: bool) -> int:
     """Run a campaign, print a summary, and return the exit code.
 
     Args:
         request: What is asked for.
         is_live: Whether standard error is a terminal.
-        is_stopped: Whether Ctrl-C or SIGTERM came.
 
     Raises:
         BipropError: What is asked for cannot be run.
+        KeyboardInterrupt: Ctrl-C or SIGTERM, before the campaign began.
     """
     contract = load_contract()
     part, count = request.shard
@@ -63,17 +64,29 @@ def run_fuzz(request: FuzzRequest, *, is_live: bool, is_stopped: Callable[[], bo
             options=request.options,
             timeout=request.timeout,
         )
-        with shown(is_live=is_live, events=request.events, budget=request.budget) as tell:
-            record = run_campaign(
-                plan, tell=tell, is_stopped=is_stopped, open_crew=spread.open_crew
-            )
-    snapshot = Store.open(path).snapshot(with_epochs=False)
+        # Not before: what opens a target has nothing to store, and is broken off at once.
+        with stops() as is_stopped:
+            with shown(is_live=is_live, events=request.events, budget=request.budget) as tell:
+                record = run_campaign(
+                    plan, tell=tell, is_stopped=is_stopped, open_crew=spread.open_crew
+                )
+            return _told(record, Store.open(path), own={cell.id for cell in cells})
+
+
+def _told(record: CampaignRecord, store: Store, *, own: Collection[str]) -> int:
+    """Print a summary, and return the exit code.
+
+    Args:
+        record: Of the campaign.
+        store: Where it lies.
+        own: Ids of its cells.
+    """
+    snapshot = store.snapshot(with_epochs=False)
     emit(render_summary(snapshot, record))
     if record.reason == "interrupted":
         return _INTERRUPTED
     if snapshot.findings:
         return 1
-    own = {cell.id for cell in cells}
     words = {cell.verdict for cell in snapshot.cells if cell.info.id in own}
     return _NOT_SEARCHED if words == {_ERROR} else 0
 

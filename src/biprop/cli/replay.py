@@ -138,7 +138,7 @@ def _fixtures(source: str, store: Path | None) -> tuple[AnyFixture, ...]:
     found = named(source, store)
     if found.note:
         # Not for those who read JSON.
-        complain(f"It was {found.note}.")
+        complain(f"It is {found.note}.")
     path = found.path
     # A file may be a saved issue text.
     return (read_any(path),) if path.suffix == ".json" else any_fixtures_in(read_text(path))

@@ -183,7 +183,7 @@ def _cause(state: CauseState, folder: str, entries: dict[str, KnownEntry]) -> Fo
         fixture=state.fixture,
         path=str(Path(folder) / state.folder / f"{record.fixture}.json"),
         known=None if state.known is None else entries.get(state.known.cause),
-        is_fixed=state.kind == "fixed",
+        kind=state.kind,
         is_lost=record.is_lost,
         unreadable=unreadable,
     )

@@ -19,7 +19,7 @@ from biprop.loading import check_file, operator_spec
 from biprop.operators import KernelReference
 from biprop.signature import parse_call, parse_restrictions, parse_target
 
-__all__ = ["Home", "Named", "kernel_reference", "named", "open_home", "stores"]
+__all__ = ["Home", "Named", "kernel_reference", "named", "open_home"]
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*(?:/[A-Za-z_]\w*)?", re.ASCII)
 
@@ -49,18 +49,18 @@ def open_home(path: Path | None) -> Home:
     return Home(store=store, folder=folder)
 
 
-def stores(path: Path | None) -> tuple[Store, ...]:
+def _stores(path: Path | None) -> tuple[Store, ...]:
     """Return where ids are looked up: `path`, or found and committed fixtures of the project.
 
     A store of campaigns keeps its fixtures in folders of its own.
     """
     if path is not None:
-        return campaign_stores(path) or (Store(path),)
+        return _campaign_stores(path) or (Store(path),)
     root = project_root()
-    return (Store(root / FOUND), Store(root / FIXTURES), *campaign_stores(root / FOLDER))
+    return (Store(root / FOUND), Store(root / FIXTURES), *_campaign_stores(root / FOLDER))
 
 
-def campaign_stores(path: Path) -> tuple[Store, ...]:
+def _campaign_stores(path: Path) -> tuple[Store, ...]:
     """Return where a store of campaigns keeps fixtures; nothing for another folder."""
     if not (path / "campaigns").is_dir():
         return ()
@@ -90,10 +90,10 @@ def named(text: str, store: Path | None) -> Named:
     Raises:
         FixtureError: There is none, or there are several.
     """
-    path = locate(text, stores(store))
+    path = locate(text, _stores(store))
     folder = path.parent.parent
     note = ""
-    if campaign_stores(folder):
+    if _campaign_stores(folder):
         note = _what_became_of(path.stem, CampaignStore(folder))
     if path == Path(text):
         return Named(path=path, source=text, note=note)
@@ -111,7 +111,8 @@ def _what_became_of(name: str, store: CampaignStore) -> str:
     own = records[owners_of(records)[record.digest]]
     if own.fixture == name:
         return ""
-    return f"shrunk since, and told as {own.fixture[:8]}: {own.name}"
+    # It was shrunk, or it was fixed and another case has shown it again.
+    return f"told as {own.fixture[:8]} now: {own.name}"
 
 
 def kernel_reference(

@@ -209,26 +209,36 @@ def _value_share(prepared: Prepared) -> float:
     fill = FILL_VALUES[prepared.layout.padding.fill]
     keys = torch.zeros(len(pool.token), dtype=torch.int64)
     is_fill = torch.ones(len(pool.token), dtype=torch.bool)
-    for name in tokens:
-        rows = prepared.values.sampled(name, _few_elements)
-        keys = keys * 31 + _hashed(rows)
-        filled = torch.full_like(rows, fill if name in floats or rows.is_floating_point() else 0)
-        is_fill &= (bit_pattern(rows) == bit_pattern(filled)).all(dim=1)
+    for name, values in tokens.items():
+        hashed, first, is_even = prepared.values.sampled(name, _keys_of_rows).unbind(1)
+        keys = keys * 31 + hashed
+        filling = fill if name in floats or values.dtype.is_floating_point else 0
+        filled = bit_pattern(torch.full((1,), filling, dtype=values.dtype)).to(torch.int64)
+        is_fill &= (is_even == 1) & (first == filled)
     _, place, counts = torch.unique(keys, return_inverse=True, return_counts=True)
     alone = (counts[place] == 1) & ~is_fill
     return float(alone[pool.compared].float().mean()) if len(pool.compared) else 0.0
 
 
-def _few_elements(values: Tensor) -> Tensor:
+def _keys_of_rows(values: Tensor) -> Tensor:
+    """Return of a few elements of each row what tells it from the others, int64 on the CPU.
+
+    Made where the values are, since the elements themselves take longer to copy than to hash.
+
+    Args:
+        values: `[n, *free]`, of any dtype.
+
+    Returns:
+        `[n, 3]`: a key, equal of equal rows and nearly never else; the bits of the first element;
+        and 1 where all of these elements have the same bits.
+    """
     rows = values.reshape(len(values), -1)
     chosen = spread(rows.shape[1], _HASHED_MAX)
-    whole = len(chosen) == rows.shape[1]
-    return (rows if whole else rows.index_select(1, moved(chosen, rows.device))).cpu()
-
-
-def _hashed(rows: Tensor) -> Tensor:
-    """Return a key for each row, int64; equal rows have equal keys, others nearly never."""
+    if len(chosen) < rows.shape[1]:
+        rows = rows.index_select(1, moved(chosen, rows.device))
     bits = bit_pattern(rows).to(torch.int64)
     # Odd multipliers of a fixed sequence; wrapping is intended.
-    place = torch.arange(1, bits.shape[1] + 1, dtype=torch.int64)
-    return ((bits + place) * (place * 0x5851F42D4C957F2D | 1)).sum(dim=1)
+    place = torch.arange(1, bits.shape[1] + 1, dtype=torch.int64, device=bits.device)
+    keys = ((bits + place) * (place * 0x5851F42D4C957F2D | 1)).sum(dim=1)
+    is_even = (bits == bits[:, :1]).all(dim=1)
+    return torch.stack((keys, bits[:, 0], is_even), dim=1).cpu()

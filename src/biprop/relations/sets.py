@@ -59,8 +59,9 @@ def judge_set(
 
     Returns:
         The outcome of each case, as judging it alone would give it but for launches and seconds,
-        which are shared out: what was done once is counted once. None where the cases are no such
-        set, or must be judged alone since not all is equal; the device may be lost then.
+        which are shared out: what was done once is counted once. None where not all is equal or
+        something was raised; empty where nothing is known yet, since they are no such set, or need
+        too much memory together. Each is to be judged alone then, and the device may be lost.
     """
     is_legal = legal_for(kernel)
     is_set = all(
@@ -68,18 +69,17 @@ def judge_set(
         for case, option in zip(cases, options, strict=True)
     )
     if not is_set or not are_layouts(cases) or any(is_legal(case) for case in cases):
-        return None
+        return ()
     try:
         return _Set(kernel, cases, device=device, options=options, on_stage=on_stage).outcomes()
     except torch.OutOfMemoryError:
         # Alone, each of them needs less.
-        is_full = True
+        pass
     except BipropError:
         # It is raised again by the case that it belongs to.
-        is_full = False
-    if is_full:
-        free_memory()
-    return None
+        return None
+    free_memory()
+    return ()
 
 
 class _Set:

@@ -14,6 +14,7 @@ from biprop.judgment import Outcome, Verdict
 from biprop.operators import KernelReference
 
 __all__ = [
+    "CauseKind",
     "CellReport",
     "ClassCount",
     "Finding",
@@ -21,6 +22,9 @@ __all__ = [
     "JudgedCount",
     "cell_report_to_data",
 ]
+
+# What a cause in a store counts as; `held` is a case that was lost with its process, and holds.
+CauseKind = Literal["finding", "known", "fixed", "held"]
 
 
 @attrs.frozen(kw_only=True)

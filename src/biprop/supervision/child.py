@@ -205,7 +205,7 @@ class Child:
         running.asked = _asked(running, seconds)
         try:
             if not running.lines.send(line, seconds=seconds):
-                raise self._death(f"hung for {seconds:g} s", ask=True)
+                raise self._death(f"hung for {seconds:g} s", is_hung=True, ask=True)
         except LinesEndError as error:
             raise self._death() from error
         except BaseException:
@@ -266,7 +266,7 @@ class Child:
                     begun, since, stage_since = now, time_now, time_now
                 elif time_now - since >= seconds:
                     if time_now - stage_since >= _SECONDS_TO_COMPILE or not _compiles(running):
-                        raise self._death(f"hung for {seconds:g} s", ask=True)
+                        raise self._death(f"hung for {seconds:g} s", is_hung=True, ask=True)
                     # What is compiled runs after that, and has all its time.
                     since = time.monotonic()
                 elif running.process.has_ended():
@@ -280,8 +280,7 @@ class Child:
             # What has ended or begun something since it was last looked at does not hang.
             is_late = time.monotonic() - since >= seconds and self._running is running
             if is_late and running.vitals.read().stages == begun and not _compiles(running):
-                death = self._death(f"hung for {seconds:g} s")
-                death.is_hung = True
+                death = self._death(f"hung for {seconds:g} s", is_hung=True)
                 raise BrokenOffHangError(death) from None
             self._kill()
             raise
@@ -295,11 +294,14 @@ class Child:
         words = "" if self._output is None else self._output.last_line()
         return words or f"run {' '.join(self._command)} --help to see why."
 
-    def _death(self, reason: str = "", *, ask: bool = False) -> ChildDiedError:
+    def _death(
+        self, reason: str = "", *, is_hung: bool = False, ask: bool = False
+    ) -> ChildDiedError:
         """Return why the worker is no more, after making sure that it is no more.
 
         Args:
             reason: What it did; empty where the end of its process says that.
+            is_hung: Whether its time is up.
             ask: Whether it still runs, and can be asked where.
         """
         assert self._running is not None
@@ -316,8 +318,7 @@ class Child:
             f"{told}, at {place}" if place else told,
             stage=stage,
             launches=progress.launches + (stage in _RUNS),
-            # The only death that is asked for.
-            is_hung=ask,
+            is_hung=is_hung,
             is_killed=running.is_killed,
         )
 

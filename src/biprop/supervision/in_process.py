@@ -93,11 +93,11 @@ class InProcessJudge:
             DeviceError: An earlier case has cost this process its device.
         """
         asked = list(zip(cases, options, strict=True))
-        outcomes = None
+        outcomes: tuple[Outcome, ...] | None = ()
         is_known = any(self._ledger.find(case.digest, option) for case, option in asked)
         if torch.device(self._device).type == "cpu" and not is_known:
             outcomes = judge_set(self._kernel, cases, device=self._device, options=options)
-        if outcomes is None:
+        if not outcomes:
             return tuple(self.judge(case, option) for case, option in asked)
         for (case, option), outcome in zip(asked, outcomes, strict=True):
             self._ledger.keep(case.digest, option, outcome)

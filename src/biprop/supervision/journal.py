@@ -8,8 +8,9 @@ outside. A worker that dies under a living supervisor needs no journal: its supe
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 
@@ -19,7 +20,7 @@ from biprop.operators import KernelReference
 from biprop.provenance import Provenance
 from biprop.supervision.messages import CONVERTER
 
-__all__ = ["FORMAT", "Journal", "Leftover"]
+__all__ = ["FORMAT", "Entries", "Journal", "Leftover"]
 
 FORMAT = "biprop-inflight-1"
 
@@ -46,6 +47,21 @@ class Leftover:
     provenance: Provenance
     is_second: bool = False
     is_told: bool = False
+
+
+class Entries(Protocol):
+    """What names cases on disk for as long as they are judged; a `Journal` does."""
+
+    def entries(
+        self,
+        *,
+        reference: KernelReference,
+        device: str,
+        case_texts: Sequence[str],
+        provenance: Provenance | None = None,
+        is_due: bool = False,
+    ) -> AbstractContextManager[None]:
+        """Name several cases that are judged together, or one; see `Journal.entries`."""
 
 
 class Journal:
@@ -117,8 +133,9 @@ class Journal:
             device: Where it runs.
             case_texts: The cases as JSON.
             provenance: Of the process that judges them; None where it is not known.
-            is_due: Whether they fail together, and are judged to tell which of them it is: whoever
-                has no time left judges these all the same.
+            is_due: Whether whoever has no time left judges these all the same: a set of them
+                failed, and which of its cases does is to be told; or the process that was given
+                the case died before it began it, of what an earlier one left behind.
         """
         del is_due
         with ExitStack() as stack:

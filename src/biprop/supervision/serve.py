@@ -161,7 +161,7 @@ class _Session:
         return {"outcome": outcome_to_data(outcome), "device_is_lost": self.device_is_lost}
 
     def judge_set(self, message: dict[str, Json]) -> dict[str, Json]:
-        """Judge several layouts of a case at once; no outcome where each is to be judged alone."""
+        """Judge several layouts of a case at once, as `biprop.relations.sets.judge_set` does."""
         kernel = self._kernels[int(str(message["kernel"]))]
         case = case_from_data(message["case"])
         layouts = CONVERTER.structure(message["layouts"], tuple[tuple[TransformData, ...], ...])
@@ -173,7 +173,7 @@ class _Session:
             options=CONVERTER.structure(message["options"], tuple[JudgeOptions, ...]),
             on_stage=self._vitals.mark,
         )
-        if outcomes is None:
+        if not outcomes:
             self.device_is_lost = is_lost(torch.device(self._device))
         return {
             "outcomes": None if outcomes is None else list(map(outcome_to_data, outcomes)),

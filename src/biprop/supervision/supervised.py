@@ -20,7 +20,7 @@ from biprop.operators import KernelReference
 from biprop.relations import JUDGE_OPTIONS, JudgeOptions, cause_of
 from biprop.relations.sharpening import FILLS_TRIED, has_nonfinite_fill, with_finite_fill
 from biprop.supervision.child import WORKER_COMMAND, BrokenOffHangError, Child, ChildDiedError
-from biprop.supervision.journal import Journal
+from biprop.supervision.journal import Entries
 from biprop.supervision.ledger import Ledger
 from biprop.supervision.messages import CONVERTER, encode
 from biprop.supervision.opening import FIRST_FACTOR, opening
@@ -49,7 +49,7 @@ class SupervisedJudge:
         execution: Execution | None = None,
         command: Sequence[str] = WORKER_COMMAND,
         child: Child | None = None,
-        journal: Journal | None = None,
+        journal: Entries | None = None,
     ) -> None:
         """Load the kernel, and run it once on the simplest case of `dtype` and `direction`.
 
@@ -198,9 +198,9 @@ class SupervisedJudge:
         is_due = False
         if len(asked) > 1 and not self._is_careful:
             outcomes = yield from self._as_set(asked)
-            if outcomes is not None:
+            if outcomes:
                 return outcomes
-            is_due = True
+            is_due = outcomes is None
         found: list[Outcome] = []
         try:
             for one in asked:
@@ -260,9 +260,11 @@ class SupervisedJudge:
     def _as_set(
         self, asked: Sequence[tuple[Case, JudgeOptions]]
     ) -> Steps[tuple[Outcome, ...] | None]:
-        """Return the outcomes of a set; None where each of its cases is to be judged alone.
+        """Return the outcomes of a set; else each of its cases is to be judged alone.
 
-        A worker that dies of a set says nothing yet: the case that it is about kills the next one.
+        None where it failed, and it is not known which of them does: of a set too that a worker
+        died of, as the case that it is about kills the next one. Empty where nothing failed: one of
+        them was judged before, or they cannot be judged as a set.
         """
         case = asked[0][0]
         data = case_to_data(case)
@@ -270,7 +272,7 @@ class SupervisedJudge:
         texts = [canonical_json({**data, "transforms": layout}) for layout in layouts]
         keys = [(_key(text), options) for text, (_, options) in zip(texts, asked, strict=True)]
         if any(self._ledger.find(*key) for key in keys):
-            return None
+            return ()
         if not self._child.is_running or self._opened_in != self._child.starts:
             self._open()
         message: dict[str, Json] = {
@@ -292,9 +294,11 @@ class SupervisedJudge:
             self._child.give_up()
             # One by one each run is waited for, so that the error belongs to the run that made it.
             self._is_careful = True
-        found = answer["outcomes"]
-        if not isinstance(found, list):
             return None
+        found = answer["outcomes"]
+        if not found:
+            return () if isinstance(found, list) else None
+        assert isinstance(found, list)
         outcomes = tuple(map(outcome_from_data, found))
         for key, outcome in zip(keys, outcomes, strict=True):
             self._ledger.keep(*key, outcome)

@@ -10,7 +10,7 @@ import attrs
 
 from biprop.fixtures.programs import AnyFixture
 from biprop.provenance import Provenance
-from biprop.reports.records import ClassCount
+from biprop.reports.records import CauseKind, ClassCount
 
 __all__ = [
     "UNTRIED",
@@ -101,8 +101,7 @@ class FoundCause:
         fixture: None where its file cannot be read.
         path: Of that file.
         known: Entry of the ledger, where there is one.
-        is_fixed: Whether it was run again since it was last seen, and holds; where there is no
-            entry of the ledger.
+        kind: What it counts as, alone: to be reported, known, fixed, or a lost case that holds.
         is_lost: Whether its process ended while it ran.
         unreadable: Why there is no fixture.
     """
@@ -119,14 +118,9 @@ class FoundCause:
     fixture: AnyFixture | None = None
     path: str = ""
     known: "KnownEntry | None" = None
-    is_fixed: bool = False
+    kind: CauseKind = "finding"
     is_lost: bool = False
     unreadable: str = ""
-
-    @property
-    def is_new(self) -> bool:
-        """Whether it is to be reported: neither known, nor fixed, nor not seen again."""
-        return self.known is None and not self.is_fixed and self.status != "unreproduced"
 
 
 @attrs.frozen(kw_only=True)

@@ -7,6 +7,7 @@ script by their digests, and no request at all.
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -22,6 +23,7 @@ from biprop.reports.html.records import UNTRIED, Cell, FoundCause, Page
 from biprop.reports.html.svg import shown
 from biprop.reports.issue import render_issue
 from biprop.reports.programs import render_program_fixture, render_program_issue
+from biprop.reports.records import CauseKind
 from biprop.reports.suite import NOT_CLAIMED
 from biprop.reports.text import counted, render_fixture
 
@@ -33,6 +35,13 @@ _ERROR = "ERROR"
 _DTYPES = ("fp32", "bf16", "fp16")
 _HOLDS, _VACUOUS = "HOLDS", "VACUOUS"
 _STATUS = {"raw": "to be shrunk", "minimising": "being shrunk", "unreproduced": "not reproduced"}
+# In the order of the page.
+_KINDS: dict[CauseKind, str] = {
+    "finding": "new",
+    "known": "known",
+    "fixed": "fixed",
+    "held": "not reproduced",
+}
 _TABLES = ("first", "launch")
 _LINES_MAX = 8
 # What asks for something to be done comes first.
@@ -154,15 +163,11 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _rank(
-    cause: FoundCause, order: Mapping[str, int | None]
-) -> tuple[bool, bool, bool, int, int, str]:
+def _rank(cause: FoundCause, order: Mapping[str, int | None]) -> tuple[int, int, int, str]:
     """Sort what is new first, then by place in the chain, then what was seen most."""
     place = order.get(cause.cell)
     return (
-        not cause.is_new,
-        cause.status == "unreproduced",
-        cause.is_fixed,
+        list(_KINDS).index(cause.kind),
         1 << 30 if place is None else place,
         -cause.count,
         cause.digest,
@@ -267,12 +272,7 @@ def _totals(page: Page) -> list[tuple[str, str, str]]:
     """Return names, figures and remarks; counts are sums over the cells."""
     cells = page.cells
     words = [cell.verdict for cell in cells]
-    others = {
-        "known": sum(cause.known is not None for cause in page.causes),
-        "fixed": sum(cause.is_fixed for cause in page.causes),
-    }
-    # Each counts once.
-    others["not reproduced"] = len(page.causes) - len(_new(page)) - sum(others.values())
+    kinds = Counter(cause.kind for cause in page.causes)
     seconds = sum(cell.seconds for cell in cells)
     known = [cell for cell in cells if cell.seconds_in_kernels is not None]
     share = sum(cell.seconds_in_kernels or 0.0 for cell in known) / (
@@ -293,9 +293,9 @@ def _totals(page: Page) -> list[tuple[str, str, str]]:
             "Distinct causes",
             str(len(page.causes)),
             ", ".join(
-                f"{count} {word}"
-                for word, count in {"new": len(_new(page)), **others}.items()
-                if count or word in {"new", "known"}
+                f"{kinds[kind]} {word}"
+                for kind, word in _KINDS.items()
+                if kinds[kind] or kind in {"finding", "known"}
             ),
         ),
         (
@@ -313,18 +313,13 @@ def _totals(page: Page) -> list[tuple[str, str, str]]:
     ]
 
 
-def _new(page: Page) -> list[FoundCause]:
-    """Return what is to be reported."""
-    return [cause for cause in page.causes if cause.is_new]
-
-
 def _headline(page: Page) -> str:
     """Return the one sentence that the page amounts to."""
-    new = _new(page)
+    new = sum(cause.kind == "finding" for cause in page.causes)
     violated = sum(cell.verdict in _VIOLATIONS for cell in page.cells)
     if new:
         return (
-            f"{counted(len(new), 'distinct cause')} that nobody knew of, "
+            f"{counted(new, 'distinct cause')} that nobody knew of, "
             f"and {counted(violated, 'cell')} of {len(page.cells)} violated."
         )
     if page.causes:
@@ -341,7 +336,7 @@ def _unproven(page: Page) -> list[str]:
     """Return what all green on this page does not prove."""
     interpreted = sum(cell.ran == _INTERPRETER for cell in page.cells)
     words = [cell.verdict for cell in page.cells]
-    known = [cause for cause in page.causes if cause.known is not None]
+    known = [cause for cause in page.causes if cause.kind == "known"]
     found = list(_CAVEATS)
     if interpreted:
         found.append(
