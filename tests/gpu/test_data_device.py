@@ -18,10 +18,12 @@ from biprop.data.block import Tokens
 from biprop.data.device import takes_kernel
 from biprop.data.expand import expand
 from biprop.data.recipe import Pairing, Recipe
-from biprop.data.transfer import moved_together
-from biprop.execution import prepare
+from biprop.data.transfer import brought, moved_together
+from biprop.execution import prepare, run_canonical
 from biprop.execution.arguments import Materialiser
+from biprop.execution.power import measure_power, start_power
 from biprop.layout import CANONICAL
+from biprop.operators import OpClass
 
 OWN = {"H": Pairing(role="own")}
 LARGE_RECIPES = {
@@ -186,6 +188,42 @@ class TestCost:
 
         assert nothing is None
         assert (one.tolist(), two.tolist()) == (first.tolist(), second.tolist())
+
+    def test_tensors_brought_together_are_waited_for_once(self, device: torch.device) -> None:
+        """The host goes on, and waits where it takes them."""
+        tensors = [torch.arange(5, dtype=torch.int16), torch.arange(6.0).reshape(2, 3).T]
+        tensors += [torch.tensor(True), torch.arange(0)]
+        there = [tensor.to(device) for tensor in tensors]
+        brought(there)
+        torch.cuda.synchronize(device)
+        with nothing_waits():
+            torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]  # torch leaves it
+            arriving = brought(there)
+        assert arriving._event is not None
+        assert not arriving._event.query()  # type: ignore[no-untyped-call]  # likewise
+
+        for before, after in zip(tensors, arriving.taken(), strict=True):
+            assert (after.dtype, after.device.type) == (before.dtype, "cpu")
+            assert after.tolist() == before.tolist()
+
+    @pytest.mark.parametrize("op_class", ["elementwise", "reduction"])
+    def test_power_is_begun_without_a_wait(self, device: torch.device, op_class: OpClass) -> None:
+        """And is what it is on the CPU."""
+        kernel = attrs.evolve(
+            kernel_of(scaled, PACKED),
+            op_class=op_class,
+            reference=lambda x, weight, reduce: weight * reduce(x, -1)[..., None],
+        )
+        case = case_of(kernel)
+        here = prepare(kernel, case, device="cpu")
+        there = prepare(kernel, case, device=device)
+        run = run_canonical(there)
+        measure_power(there, run)
+        torch.cuda.synchronize(device)
+        with nothing_waits():
+            measured = start_power(prepare(kernel, case, device=device), run)
+
+        assert measured() == measure_power(here, run_canonical(here))
 
     def test_nothing_waits_for_the_device(self, device: torch.device) -> None:
         """Values and arguments are made without a single wait, once all is compiled."""

@@ -24,7 +24,7 @@ from biprop.data.expand import digest, expand_tokens, expansion_of
 from biprop.data.floats import format_of
 from biprop.data.plan import CODES, Code, plan_of
 from biprop.data.recipe import KINDS, Point, Recipe
-from biprop.data.transfer import moved, moved_all, moved_together
+from biprop.data.transfer import brought, moved, moved_all, moved_together
 from biprop.errors import CaseError
 
 # One program covers a small tensor, which the interpreter likes best.
@@ -340,3 +340,11 @@ class TestTransfer:
         for before, after in zip(tensors, found, strict=True):
             assert (after.dtype, after.shape) == (before.dtype, before.shape)
             assert after.tolist() == before.tolist()
+
+    def test_what_lies_on_the_cpu_is_there(self) -> None:
+        """Nothing is copied, nor waited for."""
+        tensors = [torch.arange(3), torch.tensor(True)]
+
+        found = brought(tensors).taken()
+
+        assert [id(tensor) for tensor in found] == [id(tensor) for tensor in tensors]

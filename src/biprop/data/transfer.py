@@ -1,15 +1,30 @@
-"""Transfer: small tensors on their way to a device, without waiting for it.
+"""Transfer: small tensors on their way to a device and back, without waiting for it.
 
-A plain copy to a GPU waits until all that was launched before it is done. From pinned memory the
-copy queues behind the launches, and the host goes on.
+A plain copy to a GPU, or from it, waits until all that was launched before it is done. From and to
+pinned memory the copy queues behind the launches, and the host goes on.
 """
 
 from collections.abc import Sequence
 
+import attrs
 import torch
 from torch import Tensor
 
-__all__ = ["moved", "moved_all", "moved_together"]
+__all__ = ["Arriving", "brought", "moved", "moved_all", "moved_together"]
+
+
+@attrs.frozen(eq=False)
+class Arriving:
+    """Tensors on their way to the CPU."""
+
+    _tensors: list[Tensor]
+    _event: torch.cuda.Event | None = None
+
+    def taken(self) -> list[Tensor]:
+        """Wait until they are there, and return them."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensors
 
 
 def moved(values: Tensor, device: torch.device) -> Tensor:
@@ -39,13 +54,39 @@ def moved_all(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
     """
     if device.type != "cuda" or not tensors:
         return [tensor.to(device) for tensor in tensors]
-    # Wide elements first, so that each part begins at a multiple of its own width.
-    widths = [-tensor.element_size() for tensor in tensors]
-    order = sorted(range(len(tensors)), key=widths.__getitem__)
+    order = _by_width(tensors)
     plain = [_bytes_of(tensors[place]) for place in order]
-    parts = _joined(plain, device).split_with_sizes([part.numel() for part in plain])
+    return _parted(_joined(plain, device), tensors, order)
+
+
+def brought(tensors: Sequence[Tensor]) -> Arriving:
+    """Start to copy tensors of any shapes and dtypes to the CPU, in one copy for all of them.
+
+    Args:
+        tensors: On one device. The results are parts of one tensor, so they are for reading.
+    """
+    if not any(tensor.is_cuda for tensor in tensors):
+        return Arriving([tensor.cpu() for tensor in tensors])
+    order = _by_width(tensors)
+    packed = torch.cat([_bytes_of(tensors[place]) for place in order])
+    staging = torch.empty(len(packed), dtype=torch.uint8, pin_memory=True)
+    staging.copy_(packed, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    event.record(torch.cuda.current_stream(packed.device))
+    return Arriving(_parted(staging, tensors, order), event)
+
+
+def _by_width(tensors: Sequence[Tensor]) -> list[int]:
+    """Return places, wide elements first, so that each part begins at a multiple of its width."""
+    widths = [-tensor.element_size() for tensor in tensors]
+    return sorted(range(len(tensors)), key=widths.__getitem__)
+
+
+def _parted(packed: Tensor, tensors: Sequence[Tensor], order: Sequence[int]) -> list[Tensor]:
+    """Return the parts of bytes one after the other, each like the tensor that it is of."""
+    sizes = [tensors[place].numel() * tensors[place].element_size() for place in order]
     found = list(tensors)
-    for place, part in zip(order, parts, strict=True):
+    for place, part in zip(order, packed.split_with_sizes(sizes), strict=True):
         was = tensors[place]
         typed = part.view(was.dtype)
         found[place] = typed if was.dim() == 1 else typed.view(was.shape)

@@ -47,7 +47,7 @@ def attention_frames(prepared: Prepared) -> list[Frame] | None:
 
 
 def fewer_heads(prepared: Prepared, arguments: list[object]) -> list[object]:
-    """Return the arguments on the CPU, with one head of contexts and some that read it.
+    """Return the arguments with one head of contexts and some that read it.
 
     Heads do not know of each other, so that those which are left give what they gave.
     """
@@ -59,7 +59,6 @@ def fewer_heads(prepared: Prepared, arguments: list[object]) -> list[object]:
             for place, dim in enumerate(item.dims):
                 if dim.text in kept:
                     taken = taken.narrow(place, 0, kept[dim.text])
-            taken = taken.cpu()
         found.append(taken)
     return found
 

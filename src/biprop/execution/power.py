@@ -10,13 +10,16 @@ Everything is measured on a bounded, fixed sample, on the CPU.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import attrs
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from biprop.bits import bit_pattern
-from biprop.data.transfer import moved
+from biprop.data.transfer import Arriving, brought, moved
 from biprop.execution.arguments import FILL_VALUES, Materialiser
 from biprop.execution.attention_proxies import (
     attention_gradient_shares,
@@ -41,7 +44,7 @@ from biprop.layout.pool import TokenPool
 from biprop.signature import Signature
 from biprop.signature.roles import has_contexts
 
-__all__ = ["measure_power"]
+__all__ = ["is_by_value", "measure_power", "start_power"]
 
 # Products and terms that one evaluation of a reference may hold.
 _ELEMENTS_MAX = 1 << 15
@@ -50,6 +53,7 @@ _SEQUENCES_MAX = 3
 _COLUMNS_MAX = 8
 # Elements of a row that are looked at to tell it from the others.
 _HASHED_MAX = 256
+_COPIED = object()
 
 
 def measure_power(prepared: Prepared, run: Run) -> Power:
@@ -59,46 +63,102 @@ def measure_power(prepared: Prepared, run: Run) -> Power:
         prepared: The case.
         run: Its canonical run, which says what is compared.
     """
-    shares = _order_shares(prepared, run)
-    if shares is None:
-        return Power(kind="value", share=_value_share(prepared))
-    return Power(kind="order", share=sum(shares) / len(shares) if shares else 0.0)
+    return start_power(prepared, run)()
 
 
-def _order_shares(prepared: Prepared, run: Run) -> list[float] | None:
-    """Return the share of changed elements by sum, None where value power applies."""
-    kernel, judged = prepared.kernel, prepared.case.judged
+def start_power(prepared: Prepared, run: Run) -> Callable[[], Power]:
+    """Begin to measure the power of a case's data; return what measures it, and waits for it.
+
+    Of most cases, what is looked at is copied from the device after what was launched before. So
+    whoever begins before the launches are waited for, waits once for both.
+
+    Args:
+        prepared: The case.
+        run: Its canonical run, which may be under way.
+    """
+    if is_by_value(prepared):
+        prepared.values.ask(_keys_of_rows)
+        return lambda: Power(kind="value", share=_value_share(prepared))
     dtypes = {
         name: values.dtype for name, values in run.outputs.items() if values.is_floating_point()
     }
-    if judged == "parameter_gradients":
+    samples = _started(prepared) if _has_forward_sums(prepared) else None
+
+    def measured() -> Power:
+        shares = _order_shares(prepared, dtypes, samples)
+        return Power(kind="order", share=sum(shares) / len(shares) if shares else 0.0)
+
+    return measured
+
+
+def is_by_value(prepared: Prepared) -> bool:
+    """Say whether value power applies: nothing is summed that a launch may cut elsewhere."""
+    if prepared.case.judged == "parameter_gradients":
         # Whatever the operator, its parameters' gradients are sums over tokens.
+        return False
+    kernel, signature = prepared.kernel, prepared.kernel.signature
+    return bool(
+        kernel.op_class == "elementwise" or not signature.free_dims or not signature.token_arguments
+    )
+
+
+def _order_shares(
+    prepared: Prepared, dtypes: Mapping[str, torch.dtype], samples: "list[_Sample] | None"
+) -> list[float]:
+    """Return the share of changed elements by sum."""
+    judged, signature = prepared.case.judged, prepared.kernel.signature
+    if judged == "parameter_gradients":
         return parameter_gradient_shares(prepared, dtypes)
-    signature = kernel.signature
-    if kernel.op_class == "elementwise" or not signature.free_dims or not signature.token_arguments:
-        return None
     if judged == "outputs":
-        return _forward_shares(prepared, dtypes)
+        return _forward_shares(prepared, dtypes, samples)
     if can_guess(signature):
         return attention_gradient_shares(prepared, dtypes)
     shares, is_forward_seen = token_gradient_shares(prepared, dtypes)
-    return [*shares, *(_forward_shares(prepared, dtypes) if is_forward_seen else ())]
+    return [*shares, *(_forward_shares(prepared, dtypes, samples) if is_forward_seen else ())]
 
 
-def _forward_shares(prepared: Prepared, dtypes: Mapping[str, torch.dtype]) -> list[float]:
-    frames = _sample_frames(prepared) if prepared.kernel.reference is not None else None
-    if frames is not None:
-        return _of_reference(prepared, frames)
+def _forward_shares(
+    prepared: Prepared, dtypes: Mapping[str, torch.dtype], samples: "list[_Sample] | None"
+) -> list[float]:
+    if samples is not None:
+        return _of_reference(prepared, samples)
     if can_guess(prepared.kernel.signature):
         return attention_shares(prepared, dtypes)
     return forward_shares(prepared, tuple(dict.fromkeys(dtypes.values())))
 
 
-def _of_reference(prepared: Prepared, frames: list[Frame]) -> list[float]:
-    """Return the share of changed elements among a sample of the reference's outputs."""
+def _has_forward_sums(prepared: Prepared) -> bool:
+    """Say whether sums of the forward may be asked for."""
+    judged = prepared.case.judged
+    return judged == "outputs" or (
+        judged != "parameter_gradients" and not can_guess(prepared.kernel.signature)
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Sample:
+    """Arguments of a reference, of which tensors are on their way to the CPU.
+
+    Attributes:
+        arguments: In order; of a tensor, `_COPIED`.
+        tensors: Of these, the tensors.
+    """
+
+    arguments: tuple[object, ...]
+    tensors: Arriving
+
+    def taken(self) -> list[object]:
+        """Wait for them, and return all arguments."""
+        tensors = iter(self.tensors.taken())
+        return [next(tensors) if item is _COPIED else item for item in self.arguments]
+
+
+def _started(prepared: Prepared) -> list[_Sample] | None:
+    """Begin to copy a sample of a reference's arguments; None where there is no reference."""
     kernel = prepared.kernel
-    reference = kernel.reference
-    assert reference is not None
+    frames = _sample_frames(prepared) if kernel.reference is not None else None
+    if frames is None:
+        return None
     has_heads = has_contexts(kernel.signature)
     materialiser = Materialiser(
         case=prepared.case,
@@ -107,7 +167,7 @@ def _of_reference(prepared: Prepared, frames: list[Frame]) -> list[float]:
         align=1,
         poison="nan",
     )
-    changed = total = 0.0
+    samples = []
     for frame in frames:
         # A reference writes nowhere, so that parameters are looked at where they are.
         given = materialiser.arguments(kernel.signature, frame, prepared.values.parameters)
@@ -116,6 +176,20 @@ def _of_reference(prepared: Prepared, frames: list[Frame]) -> list[float]:
             if has_heads
             else _fewer_columns(kernel.signature, prepared, given)
         )
+        tensors = [item for item in arguments if isinstance(item, Tensor)]
+        others = (_COPIED if isinstance(item, Tensor) else item for item in arguments)
+        samples.append(_Sample(arguments=tuple(others), tensors=brought(tensors)))
+    return samples
+
+
+def _of_reference(prepared: Prepared, samples: list[_Sample]) -> list[float]:
+    """Return the share of changed elements among a sample of the reference's outputs."""
+    kernel = prepared.kernel
+    reference = kernel.reference
+    assert reference is not None
+    changed = total = 0.0
+    for sample in samples:
+        arguments = sample.taken()
         by_order = []
         for reduce in ORDERS:
             returned = reference(*arguments, reduce=reduce, **kernel.call)
@@ -184,7 +258,7 @@ def _column_dims(signature: Signature) -> set[str]:
 def _fewer_columns(
     signature: Signature, prepared: Prepared, arguments: list[object]
 ) -> list[object]:
-    """Return the arguments on the CPU, with a few of those columns only."""
+    """Return the arguments with a few of those columns only."""
     columns = _column_dims(signature)
     kept = []
     for item, value in zip(signature.arguments, arguments, strict=True):
@@ -195,7 +269,6 @@ def _fewer_columns(
                     size = prepared.case.dims[dim.name]
                     chosen = moved(spread(size, _COLUMNS_MAX), taken.device)
                     taken = taken.index_select(place, chosen)
-            taken = taken.cpu()
         kept.append(taken)
     return kept
 
@@ -207,21 +280,32 @@ def _value_share(prepared: Prepared) -> float:
         return 0.0
     floats = {item.name for item in prepared.kernel.signature.token_arguments}
     fill = FILL_VALUES[prepared.layout.padding.fill]
-    keys = torch.zeros(len(pool.token), dtype=torch.int64)
-    is_fill = torch.ones(len(pool.token), dtype=torch.bool)
-    for name, values in tokens.items():
-        hashed, first, is_even = prepared.values.sampled(name, _keys_of_rows).unbind(1)
+    # On a GPU this is a good part of what the host does: arrays cost half of what tensors do.
+    keys = np.zeros(len(pool.token), dtype=np.int64)
+    is_fill = np.ones(len(pool.token), dtype=bool)
+    for name, rows in prepared.values.sampled(_keys_of_rows).items():
+        hashed, first, is_even = rows.numpy().T
         keys = keys * 31 + hashed
-        filling = fill if name in floats or values.dtype.is_floating_point else 0
-        filled = bit_pattern(torch.full((1,), filling, dtype=values.dtype)).to(torch.int64)
-        is_fill &= (is_even == 1) & (first == filled)
-    _, place, counts = torch.unique(keys, return_inverse=True, return_counts=True)
-    alone = (counts[place] == 1) & ~is_fill
-    return float(alone[pool.compared].float().mean()) if len(pool.compared) else 0.0
+        dtype = tokens[name].dtype
+        filling = fill if name in floats or dtype.is_floating_point else 0
+        is_fill &= (is_even == 1) & (
+            first == bit_pattern(torch.tensor(filling, dtype=dtype)).item()
+        )
+    shown = (_are_alone(keys) & ~is_fill)[pool.compared.numpy()]
+    return float(shown.mean()) if len(shown) else 0.0
+
+
+def _are_alone(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Say of each key whether no other one is equal."""
+    order = keys.argsort()
+    differ = np.diff(keys[order]) != 0
+    alone = np.empty(len(keys), dtype=bool)
+    alone[order] = np.append(True, differ) & np.append(differ, True)
+    return alone
 
 
 def _keys_of_rows(values: Tensor) -> Tensor:
-    """Return of a few elements of each row what tells it from the others, int64 on the CPU.
+    """Return of a few elements of each row what tells it from the others, int64.
 
     Made where the values are, since the elements themselves take longer to copy than to hash.
 
@@ -241,4 +325,4 @@ def _keys_of_rows(values: Tensor) -> Tensor:
     place = torch.arange(1, bits.shape[1] + 1, dtype=torch.int64, device=bits.device)
     keys = ((bits + place) * (place * 0x5851F42D4C957F2D | 1)).sum(dim=1)
     is_even = (bits == bits[:, :1]).all(dim=1)
-    return torch.stack((keys, bits[:, 0], is_even), dim=1).cpu()
+    return torch.stack((keys, bits[:, 0], is_even), dim=1)

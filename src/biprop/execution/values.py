@@ -13,7 +13,7 @@ from torch import Tensor
 from biprop.case import Case, Judged
 from biprop.data.expand import Expansion, Tokens, expand_tokens, expansion_of
 from biprop.data.recipe import Recipe
-from biprop.data.transfer import moved_all
+from biprop.data.transfer import Arriving, brought, moved_all
 from biprop.errors import CaseError
 from biprop.execution.weights import WEIGHTS, weight_digest
 from biprop.layout.pool import TokenPool
@@ -59,7 +59,7 @@ class Values:
     _largest: dict[str, int] = attrs.field(factory=dict, init=False)
     # Where these are the first tokens only: those of all tokens, with what is taken of them.
     _whole: dict[str, Tensor] | None = attrs.field(default=None, alias="whole")
-    _samples: dict[str, Tensor] = attrs.field(factory=dict, alias="samples")
+    _samples: list[Arriving] = attrs.field(factory=list, alias="samples")
 
     def first(self, count: int) -> "Values":
         """Return the values of the first `count` tokens, in the same memory."""
@@ -74,16 +74,22 @@ class Values:
             samples=self._samples,
         )
 
-    def sampled(self, name: str, sample: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return what `sample` takes of each token's values, asked once for all parts of a whole.
+    def ask(self, sample: Callable[[Tensor], Tensor]) -> None:
+        """Start to copy what `sample` takes of the tokens' values, once for all parts of a whole.
 
         Args:
-            name: Of values by token.
             sample: Takes `[n, *free]` and returns `[n, ...]`; the same one whenever it is asked.
         """
-        if name not in self._samples:
-            self._samples[name] = sample((self._whole or self.tokens)[name])
-        return self._samples[name][: len(self.position)]
+        if not self._samples:
+            whole = self._whole or self.tokens
+            self._samples.append(brought([sample(values) for values in whole.values()]))
+
+    def sampled(self, sample: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return by name what `sample` takes of each token's values, on the CPU; see `ask`."""
+        self.ask(sample)
+        count = len(self.position)
+        taken = self._samples[0].taken()
+        return {name: rows[:count] for name, rows in zip(self.tokens, taken, strict=True)}
 
     def largest(self, name: str) -> int:
         """Return the largest value of an integer argument, which its dead slots may hold."""

@@ -18,7 +18,7 @@ from biprop.bits import any_differ
 from biprop.case import Case
 from biprop.errors import BipropError
 from biprop.execution import Prepared, Run
-from biprop.execution.power import measure_power
+from biprop.execution.power import is_by_value, start_power
 from biprop.execution.sets import (
     are_layouts,
     canonical_member,
@@ -124,9 +124,12 @@ class _Set:
                 return None
             transformed.append(run)
         pairs = tuple(zip(compared, transformed, strict=True))
-        if not self._shared("compare", partial(all_equal, pairs, canonical)):
+        # What they are measured by comes from the device with the comparison.
+        measures = self._shared("power", partial(self._started, members, compared))
+        is_equal = partial(all_equal, pairs, canonical)
+        if measures is None or not self._shared("compare", is_equal):
             return None
-        powers = self._powers(members, compared)
+        powers = self._powers(measures)
         return tuple(
             judgement.agreeing(Evidence(canonical=one, transformed=other), power)
             for judgement, (one, other), power in zip(self._judgements, pairs, powers, strict=True)
@@ -138,19 +141,37 @@ class _Set:
             runs.take(member)
         return members
 
-    def _powers(self, members: Sequence[Prepared], compared: Sequence[Run]) -> list[Power | None]:
-        """Measure the data of what is compared alike once; rows that stand out, of each layout."""
-        self._runs[0].begin("power")
-        known: dict[int, Power] = {}
-        found: list[Power | None] = []
+    def _started(
+        self, members: Sequence[Prepared], compared: Sequence[Run]
+    ) -> list[Callable[[], Power] | None] | None:
+        """Begin to measure the data of what is compared alike, once where it is the same.
+
+        None where the device has failed meanwhile.
+        """
+        known: dict[int, Callable[[], Power]] = {}
+        found: list[Callable[[], Power] | None] = []
         for place, alike in enumerate(compared_alike(members)):
-            power = known.get(alike)
             is_wanted = self._runs[place].options.measure
-            if is_wanted and (power is None or power.kind == "value"):
-                measure = partial(measure_power, members[place], compared[place])
-                power = known[alike] = self._shared("power", measure)
-            found.append(power)
+            # Rows stand out of those that lie around them, in each layout.
+            if is_wanted and (alike not in known or is_by_value(members[place])):
+                try:
+                    known[alike] = start_power(members[place], compared[place])
+                except (BipropError, torch.OutOfMemoryError):
+                    raise
+                # As in `all_equal`: what a device says of its kernels comes whenever it is asked.
+                except Exception:  # noqa: BLE001  # told by the case alone that brings it about
+                    return None
+            found.append(known.get(alike))
         return found
+
+    def _powers(self, measures: Sequence[Callable[[], Power] | None]) -> list[Power | None]:
+        self._runs[0].begin("power")
+        known = {
+            measure: self._shared("power", measure)
+            for measure in dict.fromkeys(measures)
+            if measure is not None
+        }
+        return [None if measure is None else known[measure] for measure in measures]
 
     def _shared(self, part: str, make: Callable[[], Made]) -> Made:
         """Return what `make` returns, and count its time to all cases alike."""
