@@ -215,7 +215,7 @@ def _partial(rows_TD: Tensor, weight_DE: Tensor, cut: _Cut, *, dtype: torch.dtyp
         [panels_across.unbind() for panels_across in panels.unbind()]
         for panels in cut.weight_panels(weight_DE).unbind()
     ]
-    out = rows_TD.new_empty((len(rows_TD), width), dtype=dtype)
+    out = torch.empty((len(rows_TD), width), dtype=dtype, device=rows_TD.device)
     for start in range(0, len(rows_TD), cut.rows):
         tile_RD = tile_of_rows(rows_TD, start, rows=cut.rows, width=cut.pieces * cut.piece)
         pieces = zip(cut.tile_panels(tile_RD).unbind(), weights, strict=True)

@@ -97,7 +97,7 @@ PROFILES: dict[ProfileName, Profile] = {
     "dev": Profile(name="dev", examples=60, examples_interpreted=8),
     "pr": Profile(
         name="pr",
-        examples=60,
+        examples=40,
         examples_interpreted=8,
         examples_against=10,
         layouts_gpu=2,

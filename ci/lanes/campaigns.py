@@ -1,17 +1,20 @@
 """The part campaigns: `biprop fuzz` over all cells with several numbers of processes.
 
 Each has a store of its own, so that none goes on where another ended, and is kept as it ends. What
-a campaign says at its end is written down; nothing is measured here.
+a campaign says at its end is written down; nothing is measured here. Where something was found or
+lost, the store and the events stay beside the evidence.
 """
 
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from ci.lanes.records import (
 )
 from ci.lanes.runs import DIGITS_SHOWN, FORMAT, EvidenceError, Run, same_run
 from ci.lanes.where import ROOT
+
+from biprop.campaign.store import Store
 
 __all__ = ["PLANS", "Plan", "campaigns_table", "parse_plans", "result_of", "run_campaigns"]
 
@@ -97,7 +102,8 @@ def run_campaigns(
     write_evidence(path, evidence)
     for plan in plans:
         words = [*plan.words, *(() if device == "cpu" else ("--device", device)), *more]
-        result = _campaign(words, seconds=plan.seconds, devices=run.device.count)
+        kept_in = path.parent / f"campaign-{plan.workers or 'all'}-{plan.seconds}s"
+        result = _campaign(words, seconds=plan.seconds, devices=run.device.count, kept_in=kept_in)
         failed += result is None
         if result is not None:
             kept = tuple(item for item in evidence.campaigns if item.command != result.command)
@@ -164,25 +170,48 @@ def _like(one: Run, other: Run) -> Run:
     return attrs.evolve(one, source_sha256=other.source_sha256, device=device)
 
 
-def _campaign(words: list[str], *, seconds: int, devices: int) -> CampaignResult | None:
-    """Run one campaign; None where it did not come to its end, and said why itself."""
+def _campaign(
+    words: list[str], *, seconds: int, devices: int, kept_in: Path
+) -> CampaignResult | None:
+    """Run one campaign; None where it did not come to its end, and said why itself.
+
+    Args:
+        words: After `biprop`.
+        seconds: Its budget.
+        devices: That there are.
+        kept_in: Where its store and events go, unless all was as it should be.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        events = Path(folder, "events.jsonl")
-        command = [sys.executable, *_PROGRAM, *words, "--store", str(Path(folder, "store"))]
+        events, store = Path(folder, "events.jsonl"), Path(folder, "store")
+        command = [sys.executable, *_PROGRAM, *words, "--store", str(store)]
         try:
             done = subprocess.run(
                 [*command, "--events", str(events)],
                 cwd=ROOT,
-                stdout=subprocess.DEVNULL,
                 check=False,
                 timeout=seconds + _GRACE,
             )
         except subprocess.TimeoutExpired:
+            _keep(folder, kept_in)
             return None
         if not events.is_file():
             return None
         lines = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
-    return result_of(words, lines, devices=devices, exit_code=done.returncode)
+        result = result_of(words, lines, devices=devices, exit_code=done.returncode)
+        if result is None or not result.is_met:
+            _keep(folder, kept_in)
+        if result is None:
+            return None
+        found = Store.open(store).snapshot(with_epochs=False).findings
+        return attrs.evolve(result, causes=tuple(cause.record.name for cause in found))
+
+
+def _keep(folder: str, place: Path) -> None:
+    """Copy a folder to one of this name, or of the next number where there is one already."""
+    places = chain([place], (place.with_name(f"{place.name}-{number}") for number in count(2)))
+    free = next(path for path in places if not path.exists())
+    shutil.copytree(folder, free)
+    sys.stdout.write(f"Its store and events are kept in {free}.\n")
 
 
 def result_of(

@@ -440,6 +440,7 @@ class CampaignResult:
         findings: Causes found that nobody knew of.
         lost: Processes that were lost.
         exit_code: Of the command.
+        causes: Names of the findings; of evidence that does not name them, none.
         source_sha256: Of the sources, where they are others than those of the run; else None.
     """
 
@@ -458,6 +459,7 @@ class CampaignResult:
     findings: int
     lost: int
     exit_code: int
+    causes: tuple[str, ...] = ()
     source_sha256: str | None = attrs.field(
         default=None, validator=attrs.validators.optional(is_sha256)
     )

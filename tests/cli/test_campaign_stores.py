@@ -106,10 +106,7 @@ def test_a_page_and_its_command_count_the_same(alone: Run, store: Store) -> None
     (store.path / "ledger.json").write_text(json.dumps(ledger), encoding="utf-8")
     done = alone("report", "--store", str(store.path), "-o", "page.html")
     page = Path("page.html").read_text(encoding="utf-8")
-    assert done.out == (
-        "Wrote page.html: 3 cells, 1 finding, 1 fixed, 1 lost with its process and not seen again."
-        "\n"
-    )
+    assert done.out == ("Wrote page.html: 3 cells, 1 finding, 1 fixed, 1 not reproduced.\n")
     assert "1 new, 0 known, 1 fixed, 1 not reproduced" in page
     assert "1 distinct cause that nobody knew of, and 1 cell of 3 violated." in page
     assert "fixed: run again since, and it fails no more" in page

@@ -1,6 +1,6 @@
-"""Which planted kernels a run tries: all of them at profile nightly, else a third.
+"""Which planted kernels a run tries: all of them at profile nightly, else a sixth.
 
-Which third follows from the digest of biprop's own sources, so that each run of a commit tries the
+Which sixth follows from the digest of biprop's own sources, so that each run of a commit tries the
 same, and commits take turns. What is marked `nightly` is tried at that profile alone.
 """
 
@@ -10,11 +10,11 @@ import pytest
 
 from biprop.provenance import source_digest
 
-PARTS = 3
+PARTS = 6
 
 
 def part_of(name: str) -> int:
-    """Return the third that a planted kernel belongs to."""
+    """Return the sixth that a planted kernel belongs to."""
     return zlib.crc32(name.encode()) % PARTS
 
 
@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the planted kernels of the other thirds, and say how many items that are."""
+    """Leave out the planted kernels of the other sixths, and say how many items that are."""
     if config.getoption("--biprop-profile") == "nightly":
         return
     turn = int(source_digest(), 16) % PARTS

@@ -1,6 +1,6 @@
 """Power: every planted defect of a cache is found by random programs, and the healthy cache holds.
 
-What a run tries says `tests/power/conftest.py`: a third of the defects with one seed, and at
+What a run tries says `tests/power/conftest.py`: a sixth of the defects with one seed, and at
 profile nightly all of them with all seeds.
 """
 

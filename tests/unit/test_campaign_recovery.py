@@ -91,7 +91,7 @@ def test_a_second_lost_case_of_a_cause_is_told_as_it_is_stored(store: Store) -> 
     age = SECONDS_UNTIL_LOST + 5
     left_elsewhere(store, parent=ELSEWHERE, age=age, number=4)
     (first,) = recover(store, campaign="now")
-    settled = attrs.evolve(first.causes[0], status="unreproduced", settled=2.0)
+    settled = attrs.evolve(first.causes[0], status="minimal", settled=2.0)
     store.update_cause(settled)
     left_elsewhere(store, parent=ELSEWHERE, age=age, number=5)
     (second,) = recover(store, campaign="now")

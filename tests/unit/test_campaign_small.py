@@ -9,6 +9,7 @@ from tests.unit.cache_samples import FakePrograms, held, sample_program, violate
 from tests.unit.campaign_fakes import cells
 from tests.unit.test_search import REFERENCE, SPACE, FakeJudge, drift
 
+from biprop.campaign.causes import Causes
 from biprop.campaign.cells import CacheWork
 from biprop.campaign.hands import open_search_hands
 from biprop.campaign.log import CaseJournal, Log, Stopping, cause_of_fixture
@@ -58,7 +59,7 @@ def store(tmp_path: Path) -> Store:
     return Store.open(tmp_path / "store", create=True)
 
 
-def raw(*, seed: int = 0, is_lost: bool = False, classes: tuple[str, ...] = ("T1",)) -> Fixture:
+def raw(*, seed: int = 0, is_crash: bool = False, classes: tuple[str, ...] = ("T1",)) -> Fixture:
     """Return the fixture of a drawn case with neighbours, as an epoch stores it."""
     space = attrs.evolve(SPACE, classes=classes)
     case = next(
@@ -68,7 +69,7 @@ def raw(*, seed: int = 0, is_lost: bool = False, classes: tuple[str, ...] = ("T1
     )
     outcome = drift()
     assert outcome.cause is not None
-    verdict = Verdict.CRASHES if is_lost else Verdict.DRIFTS
+    verdict = Verdict.CRASHES if is_crash else Verdict.DRIFTS
     cause = attrs.evolve(outcome.cause, verdict=verdict, transforms=classes)
     return make_fixture(
         reference=REFERENCE,
@@ -220,11 +221,44 @@ def test_what_shrinks_to_a_cause_that_was_fixed_brings_it_back(store: Store) -> 
 def test_a_lost_case_that_holds_is_no_finding(store: Store) -> None:
     """Most processes are ended from outside."""
 
-    cause = shrunk(store, raw(is_lost=True), holds, is_lost=True)
+    cause = shrunk(store, raw(is_crash=True), holds, is_lost=True)
     assert cause.status == "unreproduced"
     snapshot = store.snapshot()
     assert not snapshot.findings
     assert len(snapshot.causes) == 1
+
+
+def test_a_crash_that_was_seen_once_is_no_finding(store: Store) -> None:
+    """A hang of a machine that is busy is one; a second case that shows the same is a finding."""
+
+    assert shrunk(store, raw(is_crash=True), holds).status == "unreproduced"
+    assert not store.snapshot().findings
+    fixture = raw(is_crash=True, seed=1)
+    cause = cause_of_fixture(fixture, cell=CELL.id, campaign="two")
+    assert store.add_cause(cause, fixture)
+    assert store.snapshot().findings
+    back = store.cause(cause.digest)
+    assert back is not None
+    task = MinimiseTask(number=2, cell=CELL, cause=back)
+    again = minimised_case(FakeJudge(rule=holds), SPACE, fixture, task, log_of(store, task)).cause
+    assert again.status == "raw"
+    assert store.snapshot().findings
+
+
+def test_the_same_case_that_crashes_once_more_is_judged_again(store: Store) -> None:
+    """It is told anew, whoever has its cause in memory."""
+
+    fixture = raw(is_crash=True)
+    held = shrunk(store, fixture, holds)
+    causes = Causes(ledger=(), sums={})
+    causes.put(held)
+    cause = cause_of_fixture(fixture, cell=CELL.id, campaign="two")
+    assert store.add_cause(cause, fixture)
+    back = store.cause(cause.digest)
+    assert back is not None
+    assert back.status == "raw"
+    assert causes.take_found(back)
+    assert not causes.take_found(back)
 
 
 def test_what_does_not_fail_again_stays_a_finding(store: Store) -> None:

@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+import subprocess
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,10 @@ from ci.lanes.records import (
 from ci.lanes.runs import EvidenceError, same_run
 from ci.lanes.where import ROOT, this_run, without_folders
 from tests.unit.cache_samples import sample_program, violated
+from tests.unit.campaign_fakes import campaign, with_cause
 from tests.unit.evidence_samples import CAMPAIGNS, CELLS, FINDINGS, RUN, SPEEDS, TIMES
 
+from biprop.campaign.store import Store
 from biprop.cli.check import check
 from biprop.judgment import Verdict
 from biprop.kvcache.converting import CONVERTER
@@ -412,6 +416,40 @@ class TestCampaigns:
         assert result_of(words, events[:1], devices=1, exit_code=0) is None
         assert sample.is_met
         assert not attrs.evolve(sample, lost=1).is_met
+
+    @pytest.mark.parametrize("is_found", [True, False])
+    def test_the_store_of_what_was_found_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_found: bool
+    ) -> None:
+        """Under a name of its own each time, and its causes are named."""
+        sample = attrs.evolve(CAMPAIGNS.campaigns[0], findings=int(is_found))
+        status = {**attrs.asdict(sample), "workers": [{"worker": 0}] * sample.workers}
+        names: list[str] = []
+
+        def ran(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+            words = dict(pairwise(command))
+            store = Store.open(Path(words["--store"]), create=True)
+            store.write_campaign(campaign())
+            if is_found:
+                names[:] = [with_cause(store).name]
+            events = {"event": "ended", "status": status}
+            Path(words["--events"]).write_text(json.dumps(events), encoding="utf-8")
+            return subprocess.CompletedProcess(command, returncode=int(is_found))
+
+        monkeypatch.setattr("ci.lanes.campaigns.subprocess.run", ran)
+        path = tmp_path / "campaigns.json"
+        for _ in range(2):
+            (result,) = run_campaigns(
+                parse_plans("2:120"), CAMPAIGNS.run, path, device="cuda"
+            ).campaigns
+            assert result.causes == tuple(names)
+            assert result.is_met != is_found
+        kept = sorted(item.name for item in tmp_path.iterdir() if item.is_dir())
+        assert kept == (["campaign-2-120s", "campaign-2-120s-2"] if is_found else [])
+        for name in kept:
+            (cause,) = Store.open(tmp_path / name / "store").causes().values()
+            assert [cause.name] == names
+            assert (tmp_path / name / "events.jsonl").is_file()
 
     def test_campaigns_of_other_sources_say_so_until_they_are_run_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

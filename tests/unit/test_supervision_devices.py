@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,21 @@ class TestLostDevice:
             "judge careful=True fill=None",
             "judge careful=True fill=None",
         ]
+
+    def test_what_confirms_a_loss_is_judged_whatever_time_is_left(self, stub: Child) -> None:
+        """Whoever has none left would tell a crash that nobody has looked at, or lose it."""
+        due: list[bool] = []
+
+        class Noted:
+            @contextmanager
+            def entries(self, *, is_due: bool = False, **_: object) -> Iterator[None]:
+                due.append(is_due)
+                yield
+
+        judge = SupervisedJudge(reference=REFERENCE, device="cuda", child=stub, journal=Noted())
+        judge.judge(case_of(TransformData(name="AddNeighbours", values={"fill": "nan"})))
+
+        assert due == [False, True, True]
 
     def test_no_worker_judges_after_its_loss(self, stub: Child, tmp_path: Path) -> None:
         """Every case that follows a loss is another worker's."""
@@ -456,3 +472,17 @@ def test_cpu_is_never_lost() -> None:
     Mark.now(cpu).wait()
 
     assert not is_lost(cpu)
+
+
+def test_a_device_that_others_have_filled_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes, and has no memory; what raises anything else is lost."""
+
+    def raised(error: Exception) -> bool:
+        def ones(*_: object, **__: object) -> torch.Tensor:
+            raise error
+
+        monkeypatch.setattr("biprop.execution.device.torch.ones", ones)
+        return is_lost(torch.device("cuda"))
+
+    assert not raised(torch.OutOfMemoryError("CUDA out of memory."))
+    assert raised(RuntimeError("CUDA error: an illegal memory access was encountered"))

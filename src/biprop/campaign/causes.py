@@ -99,7 +99,8 @@ class Causes:
         before = self.records.get(record.digest)
         # Whoever stored a case anew has seen that the one before was fixed.
         was_replayed = self.replays.pop(record.fixture, None) is not None
-        if before is not None and before.fixture == record.fixture and not was_replayed:
+        is_same = before is not None and before.fixture == record.fixture
+        if is_same and not (was_replayed or self.records[record.digest].is_unreproduced):
             return False
         self.put(record)
         return True
@@ -137,8 +138,9 @@ def shrunk_in_words(before: CauseRecord, after: CauseRecord, other: CauseRecord 
     """
     if after.same_as:
         return f"shrunk: {told(before)} is {after.same_as if other is None else told(other)}"
-    if after.status == "unreproduced":
-        return f"holds: {told(after)}, which was lost with its process"
+    if after.is_unreproduced:
+        how = "was lost with its process" if after.is_lost else "crashed once"
+        return f"holds: {told(after)}, which {how}"
     renamed = f", told as {before.fixture[:8]} before" if before.fixture != after.fixture else ""
     if after.status == "minimal":
         return f"shrunk: {told(after)}{renamed}"

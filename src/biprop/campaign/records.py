@@ -313,8 +313,8 @@ class CauseRecord:
         judged: What was judged: outputs or a kind of gradients; empty for a cache.
         transforms: Classes that it takes.
         fixture: Id of its fixture: the smallest one, or the first case before it is minimal.
-        status: `raw`, `minimising`, `minimal`; `unreproduced` where a case that was lost with its
-            process does not fail when it is judged again.
+        status: `raw`, `minimising`, `minimal`; `unreproduced` where a case that crashed once, or
+            was lost with its process, does not fail when it is judged again.
         same_as: Digest of the cause that it turned out to be when it was minimised; empty where it
             is one of its own.
         attempts: Processes that ended while they minimised it.
@@ -346,6 +346,11 @@ class CauseRecord:
     def name(self) -> str:
         """Return the cause in words, as people may write it into a ledger."""
         return " ".join((self.cell, self.key, "+".join(self.transforms))).strip()
+
+    @property
+    def is_unreproduced(self) -> bool:
+        """Whether it was seen once, and holds since."""
+        return self.status == "unreproduced"
 
     @property
     def may_be_another(self) -> bool:
@@ -460,7 +465,7 @@ def _end_of(records: Mapping[str, CauseRecord], digest: str) -> str:
 
 def _rank(record: CauseRecord) -> tuple[bool, bool, float, str]:
     """Sort what says most of a cause first."""
-    is_held = record.status == "unreproduced"
+    is_held = record.is_unreproduced
     return is_held, record.status != "minimal", record.found, record.digest
 
 

@@ -111,7 +111,7 @@ class Replays:
         return None
 
     def _may(self, record: CauseRecord) -> bool:
-        return record.cell in self._cells and record.status != "unreproduced"
+        return record.cell in self._cells and not record.is_unreproduced
 
 
 def _replayed_at(replay: ReplayRecord | None) -> float:

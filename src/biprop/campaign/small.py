@@ -60,7 +60,7 @@ def minimised_case(
     except KeyboardInterrupt:
         return _given_back(task, log)
     if not outcome.verdict.is_violation or outcome.cause is None:
-        return _settled(task, log, fixture, "unreproduced" if task.cause.is_lost else "raw")
+        return _settled(task, log, fixture, _unseen(task.cause))
     if _is_probe(fixture.case, space):
         # Its values are what it is about.
         return _settled(task, log, fixture, "minimal")
@@ -79,7 +79,7 @@ def minimised_program(
     if outcome is None:
         return _given_back(task, log)
     if not outcome.verdict.is_violation or outcome.cause is None:
-        return _settled(task, log, fixture, "unreproduced" if task.cause.is_lost else "raw")
+        return _settled(task, log, fixture, _unseen(task.cause))
     share = _share(task)
     smallest = minimise_program(
         judged.quickly,
@@ -182,6 +182,16 @@ def _settled(
     done = _stored(record, fixture, log)
     _merge_first_case(record, identity, log)
     return done
+
+
+def _unseen(record: CauseRecord) -> CauseStatus:
+    """Return what a cause is whose case does not fail again.
+
+    What drifts was seen in every repeat. A process that was lost, or a launch that hung, was seen
+    once, and whatever else ran there may be to blame, unless a second case has shown the same.
+    """
+    is_crash = record.verdict == Verdict.CRASHES.value
+    return "unreproduced" if record.is_lost or (is_crash and not record.formerly) else "raw"
 
 
 def _given_back(task: MinimiseTask, log: Log, fixture: AnyFixture | None = None) -> MinimiseDone:

@@ -391,7 +391,7 @@ def causes_of(
 
 def kind_of(record: CauseRecord, *, is_known: bool, is_fixed: bool) -> CauseKind:
     """Return what a cause counts as."""
-    if record.status == "unreproduced":
+    if record.is_unreproduced:
         return "held"
     if is_known:
         return "known"

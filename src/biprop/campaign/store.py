@@ -249,14 +249,15 @@ class Store:
     def add_cause(self, record: CauseRecord, fixture: AnyFixture) -> bool:
         """Store a cause and its first case, unless it is there; return whether it is news.
 
-        What was fixed, and is back, is news: the case that shows it now takes the place of the one
-        that fails no more. A cause that says no more than one that is minimal is that one.
+        What was fixed, or not reproduced, and is back, is news: the case that shows it now takes
+        the place of the one that fails no more. A cause that says no more than one that is minimal
+        is that one.
         """
         path = self.path / "causes" / f"{record.digest}.json"
         before = self.cause(record.digest)
         if before is None and path.exists():
             return False
-        if before is not None and not self.held_last(before):
+        if before is not None and not (before.is_unreproduced or self.held_last(before)):
             return False
         same = self._same_as(record) if before is None else None
         # First the fixture: a cause whose fixture is missing could never be minimised.

@@ -18,7 +18,7 @@ _FINDINGS_MAX = 40
 _KINDS: dict[CauseKind, str] = {
     "known": "known",
     "fixed": "fixed",
-    "held": "lost with its process and not seen again",
+    "held": "not reproduced",
 }
 _REASONS = {
     "budget": "its time is over",

@@ -53,5 +53,8 @@ def is_lost(device: torch.device) -> bool:
         return False
     try:
         return int(torch.ones(1, device=device).sum().item()) != 1
+    except torch.OutOfMemoryError:
+        # Other processes may have filled it.
+        return False
     except Exception:  # noqa: BLE001  # any error here has the same meaning
         return True

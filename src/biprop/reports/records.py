@@ -23,7 +23,7 @@ __all__ = [
     "cell_report_to_data",
 ]
 
-# What a cause in a store counts as; `held` is a case that was lost with its process, and holds.
+# What a cause in a store counts as; `held` is a case that crashed once, and holds.
 CauseKind = Literal["finding", "known", "fixed", "held"]
 
 

@@ -252,7 +252,8 @@ class SupervisedJudge:
         # for: a kernel that breaks once breaks again, and each time costs a process.
         self._is_careful = True
         try:
-            again = yield from self._judge(case, text, options)
+            # Without it, nobody knows whether it breaks again: it is judged whatever time is left.
+            again = yield from self._judge(case, text, options, is_due=True)
         except KeyboardInterrupt:
             raise BrokenOffError((outcome,)) from None
         return again if again.verdict is Verdict.CRASHES else outcome
@@ -343,7 +344,7 @@ class SupervisedJudge:
             milder = with_finite_fill(case, fill)
             try:
                 text = canonical_json(case_to_data(milder))
-                other = yield from self._judge(milder, text, options)
+                other = yield from self._judge(milder, text, options, is_due=True)
             except CaseError:
                 # This fill is illegal for the kernel.
                 continue
