@@ -5,18 +5,24 @@ grids and block sizes are the kernels' own. An interpreted launch is told to `bi
 since nobody else can: who judges a kernel must know that it ran.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
 import triton
+import triton.language as tl
 from torch import Tensor
+from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
 from biprop.errors import UnsupportedError
 from biprop.launch_log import interpreted_launch
 
 __all__ = ["block_width", "interpreted", "launch"]
+
+# Of Triton's interpreter, private.
+_EXCHANGE = "_patch_lang"
 
 
 def interpreted(kernel: object) -> bool:
@@ -64,7 +70,7 @@ def launch(
         _check_interpreter()
         # The interpreter computes with numpy, which warns of the NaN and Inf of dead rows.
         name = str(getattr(kernel, "__name__", kernel))
-        with interpreted_launch(name), np.errstate(all="ignore"):
+        with interpreted_launch(name), np.errstate(all="ignore"), _language_prepared_once():
             kernel[grid](*arguments, **constants)  # type: ignore[index]
         return
     if lead.device.type == "cpu":
@@ -73,6 +79,35 @@ def launch(
             "first launch to use Triton's interpreter, use a GPU, or choose the torch backend."
         )
     kernel[grid](*arguments, **constants, **options)  # type: ignore[index]
+
+
+@contextmanager
+def _language_prepared_once() -> Iterator[None]:
+    """Have Triton exchange what a kernel sees of its language once a launch.
+
+    It does so anew for each function that a kernel calls, in each program of the grid: an
+    eighth of the time of an interpreted kernel, for what is exchanged already until the launch
+    ends. A version of Triton that does it elsewhere is left alone.
+    """
+    exchange: Callable[[object], object] | None = getattr(interpreter, _EXCHANGE, None)
+    if exchange is None:
+        yield
+        return
+    done: set[int] = set()
+
+    def once(function: object) -> object:
+        visible = getattr(function, "__globals__", {}).values()
+        wanted = {id(value) for value in visible if value is tl or value is tl.core}
+        if wanted and wanted <= done:
+            return None
+        done.update(wanted)
+        return exchange(function)
+
+    setattr(interpreter, _EXCHANGE, once)
+    try:
+        yield
+    finally:
+        setattr(interpreter, _EXCHANGE, exchange)
 
 
 @cache

@@ -158,6 +158,39 @@ class TestTriton:
         interpreting._check_interpreter.cache_clear()
         assert bool(launched) == works
 
+    def test_the_language_is_prepared_once_a_launch(self, preloaded: Preloaded) -> None:
+        """Whatever the kernel calls; afterwards it is the compiler's again, with the same bits."""
+
+        script = (
+            "import torch\n"
+            "import triton.language as tl\n"
+            "from contextlib import nullcontext\n"
+            "from triton.runtime import interpreter\n"
+            "from biprop.bits import same_bits\n"
+            "from biprop.kernels import interpreting\n"
+            "from biprop.kernels.rms_norm import OPERATOR\n"
+            "kernel = OPERATOR.forms[0].implementations[1]\n"
+            "arguments = torch.randn(70, 8), torch.randn(8)\n"
+            "exchange, load, counts = interpreter._patch_lang, tl.load, []\n"
+            "def counted(function):\n"
+            "    counts[-1] += 1\n"
+            "    return exchange(function)\n"
+            "interpreter._patch_lang = counted\n"
+            "def run():\n"
+            "    counts.append(0)\n"
+            "    return kernel.forward(*arguments)\n"
+            "once = run()\n"
+            "assert interpreter._patch_lang is counted and tl.load is load\n"
+            "interpreting._language_prepared_once = nullcontext\n"
+            "print(all(same_bits(*pair).all() for pair in zip(once, run(), strict=True)), *counts)"
+        )
+        environment = os.environ | {"TRITON_INTERPRET": "1"}
+        run = preloaded.run("-c", script, cwd=ROOT, env=environment)
+        assert run.returncode == 0, run.stderr
+        same, once, often = run.stdout.split()
+        assert same == "True"
+        assert 0 < 2 * int(once) < int(often)
+
     def test_a_missing_triton_is_unsupported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The sentence says what to install, and nothing is imported."""
 
