@@ -169,7 +169,7 @@ class TestLostDevice:
         ]
 
     def test_what_confirms_a_loss_is_judged_whatever_time_is_left(self, stub: Child) -> None:
-        """Whoever has none left would tell a crash that nobody has looked at, or lose it."""
+        """Else it would be told though nobody has looked; which fill it takes is for later."""
         due: list[bool] = []
 
         class Noted:
@@ -181,7 +181,7 @@ class TestLostDevice:
         judge = SupervisedJudge(reference=REFERENCE, device="cuda", child=stub, journal=Noted())
         judge.judge(case_of(TransformData(name="AddNeighbours", values={"fill": "nan"})))
 
-        assert due == [False, True, True]
+        assert due == [False, True, False]
 
     def test_no_worker_judges_after_its_loss(self, stub: Child, tmp_path: Path) -> None:
         """Every case that follows a loss is another worker's."""

@@ -344,7 +344,7 @@ class SupervisedJudge:
             milder = with_finite_fill(case, fill)
             try:
                 text = canonical_json(case_to_data(milder))
-                other = yield from self._judge(milder, text, options, is_due=True)
+                other = yield from self._judge(milder, text, options)
             except CaseError:
                 # This fill is illegal for the kernel.
                 continue
