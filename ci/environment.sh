@@ -78,7 +78,8 @@ build_if_stale() {
 
 install() {
   # Twice quiet, for errors alone. 9>&-: what pip starts must not hold the lock.
-  "$python" -m pip install --quiet --quiet --disable-pip-version-check \
+  # Bytecode is made where a module is imported: most of torch and Ray never is.
+  "$python" -m pip install --quiet --quiet --disable-pip-version-check --no-compile \
     --constraint "$root/ci/constraints.txt" "$@" 9>&-
 }
 
