@@ -15,6 +15,7 @@ from tests.unit.campaign_fakes import campaign, epoch
 from biprop.campaign.records import CampaignRecord
 from biprop.campaign.run import Plan
 from biprop.campaign.store import Store
+from biprop.cli.fuzzing import _told
 from biprop.supervision import Child
 
 NORM = "x[T,H], weight[H] -> y[T,H]"
@@ -127,3 +128,18 @@ def test_where_no_cell_can_be_searched_the_exit_code_says_so(
     assert done.code == code, done
     told = "Not searched: healthy-float32-forward: It cannot be run." in done.out
     assert told == (code == 2)
+
+
+def test_the_exit_code_is_green_only_where_something_was_judged_and_can_be_read(
+    tmp_path: Path,
+) -> None:
+    """A file that is torn may be a finding."""
+
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    own = {"cell0", "cell1"}
+    assert _told(campaign(), store, own=own) == 3
+    store.write_epoch(epoch())
+    assert _told(campaign(), store, own=own) == 0
+    (store.path / "causes" / "c0ffee0000000000.json").write_text("{")
+    assert _told(campaign(), store, own=own) == 1

@@ -365,8 +365,10 @@ class TestSnapshot:
         snapshot = store.snapshot(with_epochs=False)
         assert [state.sum.examples for state in snapshot.campaigns] == [20, 10]
         text = render_summary(snapshot, campaign("two"))
-        assert "This campaign: 10 examples in 1 epoch, 2.0 s of all processes.\n" in text
-        assert "All 2 campaigns of the store: 30 examples in 3 epochs, 6.0 s" in text
+        assert (
+            "This campaign: 10 examples in 1 epoch, searched for 2.0 s of all processes.\n" in text
+        )
+        assert "All 2 campaigns of the store: 30 examples in 3 epochs, searched for 6.0 s" in text
 
     def test_files_that_cannot_be_read_are_told(self, store: Store) -> None:
         """And do no other harm."""

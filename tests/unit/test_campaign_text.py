@@ -71,3 +71,41 @@ def test_only_what_can_be_read_is_pointed_at(tmp_path: Path) -> None:
     assert f"biprop show {whole.fixture[:8]} --store {store.path}\n" in text
     (store.path / "raw" / f"{whole.fixture}.json").write_text("{")
     assert "biprop show" not in render_summary(store.snapshot(), campaign())
+
+
+def test_what_cannot_be_read_may_be_a_finding(tmp_path: Path) -> None:
+    """The summary does not say that there is none."""
+
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    (store.path / "causes" / f"{with_cause(store).digest}.json").write_text("{")
+    text = render_summary(store.snapshot(), campaign())
+    assert "No findings in what can be read." in text
+    assert "Not read: causes/" in text
+
+
+def test_what_was_not_reproduced_is_named(tmp_path: Path) -> None:
+    """With its id, and why it was looked at."""
+
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    for cell, is_lost in (("cell0", False), ("cell1", True)):
+        record = with_cause(store, cell)
+        held = attrs.evolve(record, status="unreproduced", settled=1.0, is_lost=is_lost)
+        store.update_cause(held)
+    told = [
+        line
+        for line in render_summary(store.snapshot(), campaign()).splitlines()
+        if line.startswith("Not reproduced: ")
+    ]
+    assert len(told) == 2
+    assert told[0].endswith("which crashed once.")
+    assert told[1].endswith("which was lost with its process.")
+
+
+def test_cells_without_evidence_are_told_what_to_do(tmp_path: Path) -> None:
+    """Else a short campaign would look green."""
+
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    assert "Too little evidence so far for 3 cells" in render_summary(store.snapshot(), campaign())

@@ -220,6 +220,8 @@ class Parent:
             # The next campaign finds what is left.
             self._waiting = error.strerror or str(error)
         self._store.remove_heartbeat(self._record.place)
+        # Others may have written into the store meanwhile.
+        self._causes.put(*self._store.causes().values())
         self._tell("ended", reason=reason, id=self._record.id)
         return self._record
 
@@ -541,8 +543,7 @@ class Parent:
             compared_a_second=compared / seconds,
             share_in_kernels=in_kernels / max(totals.worked + busy, 1e-9),
             findings=causes["finding"],
-            to_shrink=len(self._to_shrink)
-            + sum(isinstance(slot.task, MinimiseTask) for slot in self._workers),
+            to_shrink=sum(map(self._wants_shrinking, self._causes.records.values())),
             known=causes["known"],
             fixed=causes["fixed"],
             lost=totals.lost,

@@ -9,6 +9,7 @@ from collections import Counter
 from biprop.campaign.records import CampaignRecord
 from biprop.campaign.snapshot import CampaignSum, CauseState, Snapshot
 from biprop.fixtures.programs import ProgramFixture
+from biprop.judgment import Verdict
 from biprop.reports.records import CauseKind
 from biprop.reports.words import transforms_in_words
 
@@ -65,7 +66,7 @@ def kinds_in_words(snapshot: Snapshot) -> str:
 def _findings(snapshot: Snapshot) -> list[str]:
     found = snapshot.findings
     if not found:
-        return ["No findings.", ""]
+        return ["No findings in what can be read." if snapshot.problems else "No findings.", ""]
     names = Counter(cause.record.name for cause in found)
     lines = [f"{counted(len(found), 'finding')} in the store:"]
     lines += [
@@ -119,10 +120,14 @@ def _cells(snapshot: Snapshot, record: CampaignRecord) -> list[str]:
         total.epochs += item.epochs
         total.examples += item.examples
         total.seconds += item.seconds
-    lines = [
-        f"{counted(len(snapshot.cells), 'cell')}: {words}.",
-        f"This campaign: {_worked(own)}.",
-    ]
+    lines = [f"{counted(len(snapshot.cells), 'cell')}: {words}."]
+    lacking = verdicts[Verdict.VACUOUS.value] + verdicts["no turn yet"]
+    if lacking:
+        lines.append(
+            f"Too little evidence so far for {counted(lacking, 'cell')}: the next start goes on, "
+            "and `biprop report` says what is missing."
+        )
+    lines.append(f"This campaign: {_worked(own)}.")
     if len(sums) > 1:
         lines.append(f"All {len(sums)} campaigns of the store: {_worked(total)}.")
     return lines
@@ -131,7 +136,7 @@ def _cells(snapshot: Snapshot, record: CampaignRecord) -> list[str]:
 def _worked(total: CampaignSum) -> str:
     return (
         f"{counted(total.examples, 'example')} in {counted(total.epochs, 'epoch')}, "
-        f"{duration(total.seconds)} of all processes"
+        f"searched for {duration(total.seconds)} of all processes"
     )
 
 
@@ -147,9 +152,14 @@ def _rest(snapshot: Snapshot) -> list[str]:
         for cause in snapshot.causes
         if cause.kind == "fixed"
     ]
-    held = counts["held"]
-    if held:
-        lines.append(f"{counted(held, 'lost case')} held when judged again: no finding.")
+    held = [cause.record for cause in snapshot.causes if cause.kind == "held"]
+    lines += [
+        f"Not reproduced: {record.fixture[:8]}  {record.name}, which "
+        f"{'was lost with its process' if record.is_lost else 'crashed once'}."
+        for record in held[:_FINDINGS_MAX]
+    ]
+    if len(held) > _FINDINGS_MAX:
+        lines.append(f"Not reproduced: {len(held) - _FINDINGS_MAX} more.")
     lines += [
         f"Stale: the ledger names {state.known.cause!r}, which fails no more; take the entry out."
         for state in snapshot.ledger

@@ -38,9 +38,10 @@ ledger.json of the store; a cause is an id as it is printed, or a name:
 
 \b
 Exit codes:
-  0    nothing was found that is not known, or fixed
-  1    the store holds findings
+  0    no finding but known and fixed ones
+  1    the store holds findings, or files that cannot be read
   2    wrong use, no process starts, or no cell can be searched
+  3    no case was judged in this time
   130  stopped by Ctrl-C or SIGTERM; what was found is stored, and the next start goes on
 """
 

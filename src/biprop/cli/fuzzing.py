@@ -29,6 +29,8 @@ __all__ = ["run_fuzz"]
 
 _INTERRUPTED = 130
 _NOT_SEARCHED = 2
+# As `check` has it for too little evidence.
+_NOTHING_JUDGED = 3
 _ERROR = "ERROR"
 
 
@@ -85,10 +87,13 @@ def _told(record: CampaignRecord, store: Store, *, own: Collection[str]) -> int:
     emit(render_summary(snapshot, record))
     if record.reason == "interrupted":
         return _INTERRUPTED
-    if snapshot.findings:
+    # What cannot be read may be a finding.
+    if snapshot.findings or snapshot.problems:
         return 1
-    words = {cell.verdict for cell in snapshot.cells if cell.info.id in own}
-    return _NOT_SEARCHED if words == {_ERROR} else 0
+    cells = [cell for cell in snapshot.cells if cell.info.id in own]
+    if {cell.verdict for cell in cells} == {_ERROR}:
+        return _NOT_SEARCHED
+    return 0 if any(cell.sum.examples for cell in cells) else _NOTHING_JUDGED
 
 
 def _cells(request: FuzzRequest, contract: Contract) -> tuple[Cell, ...]:
