@@ -257,7 +257,10 @@ def test_the_same_case_that_crashes_once_more_is_judged_again(store: Store) -> N
     back = store.cause(cause.digest)
     assert back is not None
     assert back.status == "raw"
+    # Its classes are drawn like others until then.
+    assert not causes.exclusions(CELL.id)
     assert causes.take_found(back)
+    assert causes.exclusions(CELL.id)
     assert not causes.take_found(back)
 
 

@@ -97,7 +97,7 @@ class Causes:
     def take_found(self, record: CauseRecord) -> bool:
         """Take a cause that a process stored; return whether it is news."""
         before = self.records.get(record.digest)
-        # Whoever stored a case anew has seen that the one before was fixed.
+        # Whoever stored a case anew has seen that the one before was fixed, or not reproduced.
         was_replayed = self.replays.pop(record.fixture, None) is not None
         is_same = before is not None and before.fixture == record.fixture
         if is_same and not (was_replayed or self.records[record.digest].is_unreproduced):
@@ -112,8 +112,8 @@ class Causes:
             Exclusion(judged=judged, classes=frozenset(record.transforms))
             for digest, record in self.records.items()
             if record.cell == cell and record.transforms and not record.is_lost
-            # What is fixed is searched like what never failed.
-            if kinds[self.owners[digest]] != "fixed"
+            # What is fixed, or was not reproduced, is searched like what never failed.
+            if kinds[self.owners[digest]] not in {"fixed", "held"}
             for judged in _JUDGED
             if judged == record.judged
         ]

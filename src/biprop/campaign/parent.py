@@ -216,12 +216,12 @@ class Parent:
                 self._record_end(worker, task, words, is_stopped=died is None)
             self._record = attrs.evolve(self._record, ended=time.time(), reason=reason)
             self._store.write_campaign(self._record)
+            # Others may have written into the store meanwhile.
+            self._causes.put(*self._store.causes().values())
         except OSError as error:
             # The next campaign finds what is left.
             self._waiting = error.strerror or str(error)
         self._store.remove_heartbeat(self._record.place)
-        # Others may have written into the store meanwhile.
-        self._causes.put(*self._store.causes().values())
         self._tell("ended", reason=reason, id=self._record.id)
         return self._record
 

@@ -280,7 +280,7 @@ def _value_share(prepared: Prepared) -> float:
         return 0.0
     floats = {item.name for item in prepared.kernel.signature.token_arguments}
     fill = FILL_VALUES[prepared.layout.padding.fill]
-    # On a GPU this is a good part of what the host does: arrays cost half of what tensors do.
+    # On a GPU this is a good part of what the host does: arrays cost less than tensors do.
     keys = np.zeros(len(pool.token), dtype=np.int64)
     is_fill = np.ones(len(pool.token), dtype=bool)
     for name, rows in prepared.values.sampled(_keys_of_rows).items():

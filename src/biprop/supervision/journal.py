@@ -134,8 +134,9 @@ class Journal:
             case_texts: The cases as JSON.
             provenance: Of the process that judges them; None where it is not known.
             is_due: Whether whoever has no time left judges these all the same: a set of them
-                failed, and which of its cases does is to be told; or the process that was given
-                the case died before it began it, of what an earlier one left behind.
+                failed, and which of its cases does is to be told; the case has lost its device, and
+                whether it does again is; or the process that was given the case died before it
+                began it, of what an earlier one left behind.
         """
         del is_due
         with ExitStack() as stack:

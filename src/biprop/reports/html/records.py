@@ -101,7 +101,7 @@ class FoundCause:
         fixture: None where its file cannot be read.
         path: Of that file.
         known: Entry of the ledger, where there is one.
-        kind: What it counts as, alone: to be reported, known, fixed, or a lost case that holds.
+        kind: What it counts as, alone: to be reported, known, fixed, or a crash not reproduced.
         is_lost: Whether its process ended while it ran.
         unreadable: Why there is no fixture.
     """
