@@ -127,6 +127,25 @@ class TestParent:
         assert events[-1].text.startswith("known: ")
         assert (parent.status().known, parent.status().findings) == (1, 0)
 
+    def test_what_others_found_is_counted_in_the_end(self, store: Store) -> None:
+        """The summary counts it as well."""
+
+        parent, events = parent_of(store, workers=1)
+        with_cause(store)
+        assert parent.status().findings == 0
+        parent.end("budget")
+        assert events[-1].kind == "ended"
+        assert events[-1].status.findings == 1
+
+    def test_a_merged_cause_is_not_to_be_shrunk(self, store: Store) -> None:
+        """Though it was queued before it was merged."""
+
+        record = with_cause(store)
+        parent, _ = parent_of(store, workers=1)
+        assert parent.status().to_shrink == 1
+        parent._causes.put(attrs.evolve(record, status="minimal", same_as="another"))
+        assert parent.status().to_shrink == 0
+
     def test_classes_that_fail_are_left_out_of_most_epochs(self, store: Store) -> None:
         """And a fourth of the epochs draws all."""
 
