@@ -191,6 +191,36 @@ class TestTriton:
         assert same == "True"
         assert 0 < 2 * int(once) < int(often)
 
+    def test_numpy_s_dtypes_are_looked_up_once(self, preloaded: Preloaded) -> None:
+        """Of every dtype it is what Triton says, whose function it is again after a launch."""
+
+        script = (
+            "import torch\n"
+            "import triton.language as tl\n"
+            "from triton.runtime import interpreter\n"
+            "from biprop.kernels import interpreting\n"
+            "from biprop.kernels.rms_norm import OPERATOR\n"
+            "look_up, counts = interpreter._get_np_dtype, []\n"
+            "def counted(dtype):\n"
+            "    counts.append(dtype)\n"
+            "    return look_up(dtype)\n"
+            "interpreter._get_np_dtype = counted\n"
+            "OPERATOR.forms[0].implementations[1].forward(torch.randn(70, 8), torch.randn(8))\n"
+            "assert interpreter._get_np_dtype is counted\n"
+            "assert 0 < len(counts) == len(interpreting._KNOWN), counts\n"
+            "scalars = [tl.int1, *map(tl.dtype, tl.dtype.SINT_TYPES + tl.dtype.UINT_TYPES)]\n"
+            "scalars += [tl.float16, tl.bfloat16, tl.float32, tl.float64]\n"
+            "scalars += [tl.pointer_type(scalar) for scalar in scalars]\n"
+            "blocks = [tl.block_type(scalar, [4]) for scalar in scalars]\n"
+            "with interpreting._dtypes_known():\n"
+            "    known = interpreter._get_np_dtype\n"
+            "    for dtype in [*scalars, *blocks, *blocks, *scalars]:\n"
+            "        assert known(dtype) == look_up(dtype), dtype\n"
+        )
+        environment = os.environ | {"TRITON_INTERPRET": "1"}
+        run = preloaded.run("-c", script, cwd=ROOT, env=environment)
+        assert run.returncode == 0, run.stderr
+
     def test_a_missing_triton_is_unsupported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The sentence says what to install, and nothing is imported."""
 
