@@ -379,7 +379,7 @@ class TestSnapshot:
         problems = store.snapshot().problems
         assert len(problems) == 2
         assert problems[0].startswith("epochs/torn.json: ")
-        assert problems[1].startswith("ledger.json cannot be used: ")
+        assert problems[1].startswith(f"{store.path / 'ledger.json'} cannot be used: ")
 
     def test_a_name_that_is_no_id_leads_nowhere(self, store: Store) -> None:
         """Records come from strangers: none of them may name a file outside the store."""

@@ -89,7 +89,10 @@ def test_a_beginning_of_several_ids_is_refused() -> None:
         ("[]", "it is no record of format"),
         ('{"format": "biprop-campaign-9"}', "it is no record of format"),
         ("nonsense", "it is no JSON"),
-        (json.dumps({"format": FORMAT, "known": [{"cause": "ab"}]}), "it cannot be read"),
+        (
+            json.dumps({"format": FORMAT, "known": [{**ENTRY, "reason": 1}]}),
+            r"ledger\.json cannot be used: it cannot be read: .* at known\[0\]\.reason; write",
+        ),
     ],
 )
 def test_another_file_is_told_what_is_expected(tmp_path: Path, text: str, words: str) -> None:

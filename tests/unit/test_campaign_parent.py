@@ -246,6 +246,17 @@ class TestParent:
         parent.hear(Answered(worker=0, answer=progress))
         assert parent.status().examples == 0
 
+    def test_what_was_lost_with_its_process_is_no_news_of_a_defect(self, store: Store) -> None:
+        """It is judged again first; programs are told that it was lost."""
+
+        lost = attrs.evolve(with_cause(store), is_lost=True)
+        parent, events = parent_of(store)
+        parent.hear(Answered(worker=0, answer=Found(cause=attrs.evolve(lost, digest="another"))))
+        told = next(event for event in events if event.kind == "found")
+        assert told.data["lost"]
+        assert told.text.startswith("to be judged again: cell0 ")
+        assert told.text.endswith("which was lost with its process")
+
     def test_every_event_is_one_json_object(self, store: Store) -> None:
         """With its kind and time, and the cell or cause that it is about."""
 
@@ -261,5 +272,6 @@ class TestParent:
         assert data[2]["epoch_verdict"] == "HOLDS"
         assert "verdict" not in data[2]
         assert data[1]["text"].startswith("found: ")
+        assert not data[1]["lost"]
         assert data[4]["status"]["findings"] == 1
         assert store.campaign("now") is not None

@@ -1,12 +1,13 @@
-"""What a ledger that fits its store badly is told by, when a campaign ends."""
+"""What a campaign says when it ends, of a ledger that fits its store badly too."""
 
 import json
 from pathlib import Path
 
 import attrs
+import pytest
 from tests.unit.campaign_fakes import campaign, epoch, finding, with_cause
 
-from biprop.campaign.records import FORMAT, EpochFinding
+from biprop.campaign.records import ATTEMPTS_MAX, FORMAT, EpochFinding
 from biprop.campaign.store import Store
 from biprop.campaign.text import render_summary
 
@@ -93,14 +94,52 @@ def test_what_was_not_reproduced_is_named(tmp_path: Path) -> None:
         record = with_cause(store, cell)
         held = attrs.evolve(record, status="unreproduced", settled=1.0, is_lost=is_lost)
         store.update_cause(held)
-    told = [
-        line
-        for line in render_summary(store.snapshot(), campaign()).splitlines()
-        if line.startswith("Not reproduced: ")
-    ]
-    assert len(told) == 2
-    assert told[0].endswith("which crashed once.")
-    assert told[1].endswith("which was lost with its process.")
+    crashed, lost = unreproduced(store)
+    assert crashed.endswith("which crashed once.")
+    assert lost == f"1 case that was lost with its process, and holds: {record.fixture[:8]}."
+    # A node that is lost takes a dozen with it, which are one line.
+    for number in range(9):
+        other = attrs.evolve(held, digest=f"{number:016}", fixture=f"{number + 1:08}{number:08}")
+        store.update_cause(other)
+    _, lost = unreproduced(store)
+    assert lost.startswith("10 cases that were lost with their processes, and hold: ")
+    assert lost.endswith(", and 2 more.")
+
+
+def unreproduced(store: Store) -> list[str]:
+    """Return what a summary says was not reproduced."""
+    lines = render_summary(store.snapshot(), campaign()).splitlines()
+    start = "Not reproduced: "
+    return [line.removeprefix(start) for line in lines if line.startswith(start)]
+
+
+def test_lost_processes_are_counted(tmp_path: Path) -> None:
+    """Those of this campaign and of all, and none where there were none."""
+
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    store.write_epoch(epoch(number=1))
+    assert "lost" not in render_summary(store.snapshot(), campaign())
+    store.write_epoch(attrs.evolve(epoch(number=2), is_lost=True))
+    store.write_campaign(campaign("other"))
+    store.write_epoch(attrs.evolve(epoch(number=3, campaign="other"), is_lost=True))
+    text = render_summary(store.snapshot(), campaign())
+    assert "examples in 2 epochs, 1 of them lost with their processes, searched for" in text
+    assert "examples in 3 epochs, 2 of them lost with their processes, searched for" in text
+
+
+@pytest.mark.parametrize(
+    ("attempts", "words"), [(0, "did not fail again"), (ATTEMPTS_MAX, "cannot be shrunk")]
+)
+def test_what_stays_as_it_was_found_is_told(tmp_path: Path, attempts: int, words: str) -> None:
+    """What drifts stays a finding, though nobody works on it any more."""
+
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    record = with_cause(store)
+    assert "(0 cases, to be shrunk)" in render_summary(store.snapshot(), campaign())
+    store.update_cause(attrs.evolve(record, settled=1.0, attempts=attempts))
+    assert f"(0 cases, {words})" in render_summary(store.snapshot(), campaign())
 
 
 def test_cells_without_evidence_are_told_what_to_do(tmp_path: Path) -> None:

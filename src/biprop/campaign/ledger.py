@@ -40,22 +40,22 @@ def read_ledger(path: Path) -> LedgerFile:
     except FileNotFoundError:
         return LedgerFile(format=FORMAT)
     except OSError as error:
-        raise FixtureError(f"{path.name} cannot be read: {error.strerror or error}.") from error
+        raise FixtureError(f"{path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
-        raise FixtureError(f"{path.name} cannot be used: it is no UTF-8; {_asked()}") from error
+        raise FixtureError(f"{path} cannot be used: it is no UTF-8; {_asked()}") from error
     try:
         json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FixtureError(f"{path.name} cannot be used: it is no JSON; {_asked()}") from error
+        raise FixtureError(f"{path} cannot be used: it is no JSON; {_asked()}") from error
     try:
         ledger = record_from_text(text, LedgerFile)
     except FixtureError as error:
         reason = str(error).rstrip(".")
         raise FixtureError(
-            f"{path.name} cannot be used: {reason[:1].lower()}{reason[1:]}; {_asked()}"
+            f"{path} cannot be used: {reason[:1].lower()}{reason[1:]}; {_asked()}"
         ) from error
     for entry in ledger.known:
-        _check(entry, path.name)
+        _check(entry, path)
     return ledger
 
 
@@ -136,13 +136,13 @@ def _begins(record: CauseRecord, text: str) -> bool:
     return any(name.startswith(lower) for name in (record.fixture, record.digest, *record.formerly))
 
 
-def _check(entry: Known, name: str) -> None:
+def _check(entry: Known, path: Path) -> None:
     """Refuse an entry that would hide a finding without saying why.
 
     Raises:
         FixtureError: Its link is none, or its reason is empty.
     """
-    who = f"{name}: the entry of {entry.cause[:60]!r}"
+    who = f"{path}: the entry of {entry.cause[:60]!r}"
     if not _LINK.fullmatch(entry.link.strip()):
         raise FixtureError(
             f"{who} has the link {entry.link[:60]!r}: write an address that begins with https:// "

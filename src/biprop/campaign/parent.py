@@ -427,7 +427,11 @@ class Parent:
             self._to_shrink.append(record.digest)
         is_known = self._causes.is_known(record.digest)
         words = "known" if is_known else "found again" if is_back else "found"
-        self._tell("found", f"{words}: {told(record)}", **data_of(record))
+        text = f"{words}: {told(record)}"
+        if record.is_lost and not is_known:
+            # Most are lost by what has nothing to do with them.
+            text = f"to be judged again: {told(record)}, which was lost with its process"
+        self._tell("found", text, **data_of(record))
 
     def _shrunk(self, done: MinimiseDone) -> None:
         cause = done.cause

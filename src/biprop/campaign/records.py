@@ -19,6 +19,7 @@ from biprop.provenance import Provenance
 from biprop.reports.records import ClassCount
 
 __all__ = [
+    "ATTEMPTS_MAX",
     "FORMAT",
     "Begun",
     "CampaignRecord",
@@ -42,6 +43,8 @@ __all__ = [
 ]
 
 FORMAT = "biprop-campaign-1"
+# Processes that end while they shrink a cause, until nobody tries it again.
+ATTEMPTS_MAX = 2
 # Of any number of a record; sums of them stay far below what a float holds.
 _NUMBER_MAX = 2**53
 
@@ -495,7 +498,8 @@ def record_from_text(text: str, kind: type[_Record]) -> _Record:
         TypeError,
         ValueError,
     ) as error:
-        raise FixtureError(f"It cannot be read: {reason_of(error)}.") from error
+        reason = reason_of(error).replace(" @ case.", " at ").removesuffix(" @ case")
+        raise FixtureError(f"It cannot be read: {reason}.") from error
 
 
 def _check_numbers(data: object) -> None:

@@ -13,9 +13,16 @@ from pathlib import Path
 import attrs
 
 from biprop.campaign.log import cause_of_fixture
-from biprop.campaign.records import FORMAT, Begun, CauseRecord, EpochFinding, EpochRecord, Running
+from biprop.campaign.records import (
+    ATTEMPTS_MAX,
+    FORMAT,
+    Begun,
+    CauseRecord,
+    EpochFinding,
+    EpochRecord,
+    Running,
+)
 from biprop.campaign.store import Store
-from biprop.campaign.working import ATTEMPTS_MAX
 from biprop.case import case_from_data
 from biprop.errors import BipropError
 from biprop.fixtures.programs import AnyFixture, ProgramProof, make_program_fixture

@@ -56,17 +56,20 @@ class CampaignSum:
 
     Attributes:
         epochs: How many, lost and stopped ones included.
+        lost: Of these, those whose process was gone before they ended.
         examples: Cases or programs judged.
         seconds: Wall time.
     """
 
     epochs: int = 0
+    lost: int = 0
     examples: int = 0
     seconds: float = 0.0
 
     def add(self, epoch: EpochRecord) -> None:
         """Count an epoch."""
         self.epochs += 1
+        self.lost += epoch.is_lost
         self.examples += epoch.examples
         self.seconds += epoch.seconds
 

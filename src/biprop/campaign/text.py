@@ -6,7 +6,7 @@ The page with everything is made by `biprop report`; one finding is told by `bip
 import shlex
 from collections import Counter
 
-from biprop.campaign.records import CampaignRecord
+from biprop.campaign.records import ATTEMPTS_MAX, CampaignRecord
 from biprop.campaign.snapshot import CampaignSum, CauseState, Snapshot
 from biprop.fixtures.programs import ProgramFixture
 from biprop.judgment import Verdict
@@ -15,7 +15,7 @@ from biprop.reports.words import transforms_in_words
 
 __all__ = ["counted", "duration", "kinds_in_words", "render_summary"]
 
-_FINDINGS_MAX = 40
+_FINDINGS_MAX, _IDS_MAX = 40, 8
 _KINDS: dict[CauseKind, str] = {
     "known": "known",
     "fixed": "fixed",
@@ -94,6 +94,9 @@ def _finding(cause: CauseState, *, is_told_apart: bool) -> str:
         words.append("its process was lost")
     if record.status == "minimising" or (record.status == "raw" and record.settled is None):
         words.append("to be shrunk")
+    elif record.status == "raw":
+        is_given_up = record.attempts >= ATTEMPTS_MAX
+        words.append("cannot be shrunk" if is_given_up else "did not fail again")
     if cause.fixture is None:
         words.append("its fixture cannot be read")
     return f"{record.fixture[:8]}  {record.name}  ({', '.join(words)})"
@@ -118,6 +121,7 @@ def _cells(snapshot: Snapshot, record: CampaignRecord) -> list[str]:
     own, total = sums.get(record.id, CampaignSum()), CampaignSum()
     for item in sums.values():
         total.epochs += item.epochs
+        total.lost += item.lost
         total.examples += item.examples
         total.seconds += item.seconds
     lines = [f"{counted(len(snapshot.cells), 'cell')}: {words}."]
@@ -133,9 +137,35 @@ def _cells(snapshot: Snapshot, record: CampaignRecord) -> list[str]:
     return lines
 
 
+def _unreproduced(snapshot: Snapshot) -> list[str]:
+    held = [cause.record for cause in snapshot.causes if cause.kind == "held"]
+    crashed = [record for record in held if not record.is_lost]
+    lines = [
+        f"Not reproduced: {record.fixture[:8]}  {record.name}, which crashed once."
+        for record in crashed[:_FINDINGS_MAX]
+    ]
+    if len(crashed) > _FINDINGS_MAX:
+        lines.append(f"Not reproduced: {len(crashed) - _FINDINGS_MAX} more, which crashed once.")
+    # Most processes are lost by what has nothing to do with their cases, each with several of them.
+    lost = [record.fixture[:8] for record in held if record.is_lost]
+    if lost:
+        more = f", and {len(lost) - _IDS_MAX} more" if len(lost) > _IDS_MAX else ""
+        was = (
+            "was lost with its process, and holds"
+            if len(lost) == 1
+            else ("were lost with their processes, and hold")
+        )
+        lines.append(
+            f"Not reproduced: {counted(len(lost), 'case')} that {was}: "
+            f"{', '.join(lost[:_IDS_MAX])}{more}."
+        )
+    return lines
+
+
 def _worked(total: CampaignSum) -> str:
+    lost = f", {total.lost} of them lost with their processes" if total.lost else ""
     return (
-        f"{counted(total.examples, 'example')} in {counted(total.epochs, 'epoch')}, "
+        f"{counted(total.examples, 'example')} in {counted(total.epochs, 'epoch')}{lost}, "
         f"searched for {duration(total.seconds)} of all processes"
     )
 
@@ -152,14 +182,7 @@ def _rest(snapshot: Snapshot) -> list[str]:
         for cause in snapshot.causes
         if cause.kind == "fixed"
     ]
-    held = [cause.record for cause in snapshot.causes if cause.kind == "held"]
-    lines += [
-        f"Not reproduced: {record.fixture[:8]}  {record.name}, which "
-        f"{'was lost with its process' if record.is_lost else 'crashed once'}."
-        for record in held[:_FINDINGS_MAX]
-    ]
-    if len(held) > _FINDINGS_MAX:
-        lines.append(f"Not reproduced: {len(held) - _FINDINGS_MAX} more.")
+    lines += _unreproduced(snapshot)
     lines += [
         f"Stale: the ledger names {state.known.cause!r}, which fails no more; take the entry out."
         for state in snapshot.ledger

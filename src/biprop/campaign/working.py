@@ -32,15 +32,13 @@ from biprop.campaign.messages import (
     Shown,
     Task,
 )
-from biprop.campaign.records import FORMAT, EpochRecord, ReplayRecord, TaskKind
+from biprop.campaign.records import ATTEMPTS_MAX, FORMAT, EpochRecord, ReplayRecord, TaskKind
 
 __all__ = ["run_task", "serve"]
 
 # A launch may end by itself in this time after a stop was asked for; then it is broken off.
 _SECONDS_TO_BREAK = 3.0
 _SECONDS_SHIELDED = 0.2
-# Processes that end while they shrink a cause, until nobody tries it again.
-ATTEMPTS_MAX = 2
 
 
 def serve(connection: Connection, settings: Settings, worker: int, device: str) -> None:

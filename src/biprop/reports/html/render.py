@@ -145,6 +145,7 @@ def render_page(page: Page) -> str:
         timeline=timeline_of(page),
         unproven=_unproven(page),
         ledger=sorted(page.ledger, key=lambda entry: _STATES.index(entry.state)),
+        is_ledger_unread=any("ledger.json" in warning for warning in page.warnings),
         is_open=len(cards) <= _OPEN_MAX,
         has_filter=len(cards) >= _FILTER_MIN,
         fields=list(attrs.fields_dict(Provenance)),
