@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -71,6 +72,38 @@ def test_an_id_that_was_told_is_found_after_shrinking(alone: Run, store: Store) 
     assert replayed.code in {0, 1}
     small = alone("show", record.fixture[:8], "--store", str(store.path))
     assert "told as" not in small.out
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "not shrunk yet"),
+        ({"is_lost": True}, "to be judged again: it was lost with its process"),
+        ({"status": "minimal", "settled": 2.0}, ""),
+        (
+            {"status": "unreproduced", "settled": 2.0, "is_lost": True},
+            "not reproduced: it was lost with its process, and held when it was judged again",
+        ),
+        (
+            {"status": "unreproduced", "settled": 2.0},
+            "not reproduced: it crashed once, and held when it was judged again",
+        ),
+    ],
+)
+def test_what_is_known_of_a_case_besides_is_shown(
+    alone: Run, store: Store, change: dict[str, Any], words: str
+) -> None:
+    """A fixture alone would look like a finding; one that is fixed too."""
+
+    record = attrs.evolve(causes(store)["cell0"], **change)
+    store.update_cause(record)
+    shown = alone("show", record.fixture[:8], "--store", str(store.path))
+    assert shown.code == 0
+    told = [line.split(maxsplit=1)[1] for line in shown.out.splitlines() if "  note " in line]
+    assert told == ([words] if words else [])
+    store.write_replay(replay(causes(store)["cell1"]))
+    shown = alone("show", causes(store)["cell1"].fixture[:8], "--store", str(store.path))
+    assert "fixed: it held when it was run again" in shown.out
 
 
 def test_the_store_of_the_project_needs_no_option(alone: Run, folder: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 from tests.cli.commands import Run, one_sentence
 from tests.cli.targets import BAD, MINE
 
-from biprop.campaign.events import Status, Working
+from biprop.campaign.events import Event, Status, Working
 from biprop.campaign.snapshot import Snapshot
 from biprop.campaign.store import Store
 from biprop.cli.fuzz import parse_budget, parse_shard
-from biprop.cli.fuzz_view import status_line, status_table
+from biprop.cli.fuzz_view import shown, status_line, status_table
 
 # Of its two faults, the one of strided rows is mended.
 ONE_FAULT = MINE.replace("    mean = x.float()", "    x = x.contiguous()\n    mean = x.float()")
@@ -157,6 +157,17 @@ def test_a_table_names_what_each_process_does() -> None:
         STATUS, workers=tuple(Working(worker=number, doing="idle") for number in range(40))
     )
     assert status_table(many).row_count == 5 + 16 + 1
+
+
+def test_events_that_cannot_be_written_end_no_campaign(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said once; what is still to be written when the campaign ends raises nothing."""
+
+    with shown(is_live=False, events=Path("/dev/full"), budget=1.0) as tell:
+        for _ in range(3):
+            tell(Event(kind="note", at=1.0, text="It goes on.", status=STATUS))
+    told = capsys.readouterr().err
+    assert told.count("--events cannot be written: No space left on device.") == 1
+    assert told.count("It goes on.") == 3
 
 
 class Campaign:

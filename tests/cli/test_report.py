@@ -123,13 +123,17 @@ def test_page_tells_the_store(alone: Run, folder: Path) -> None:
     page = (folder / "page.html").read_text(encoding="utf-8")
     text = html.unescape(re.sub(r"<[^>]+>", " ", page))
 
-    assert (done.code, done.out) == (0, "Wrote page.html: 3 cells, 1 finding, 1 known.\n")
+    assert (done.code, done.out) == (0, "Wrote page.html: 3 cells, 1 finding, 1 fixed.\n")
     assert "5,010" in text
     assert "25,000 launches" in text
     assert "70% in kernels and comparison" in text
     assert re.search(r"DRIFTS\s+3,006 ex., power 0.50", text)
     assert "NOT RUN" in text
     assert re.search(r"STALE\s+no longer fails", text)
+    # What is mended makes no cell red, whether people knew of it or not.
+    assert len(re.findall(r"DRIFTS\s+3,006 ex\.", text)) == 1
+    assert not re.search(r"DRIFTS\s+2,004 ex\.", text)
+    assert "Known: Old." in text
     assert "1 distinct cause that nobody knew of" in text
     assert "cpu-x86_64-avx512" in text
     assert page.count('class="marked"') >= 3
@@ -236,4 +240,4 @@ def test_report_needs_no_torch(folder: Path) -> None:
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
     )
 
-    assert done.stdout.splitlines() == ["Wrote report.html: 3 cells, 1 finding, 1 known.", ""]
+    assert done.stdout.splitlines() == ["Wrote report.html: 3 cells, 1 finding, 1 fixed.", ""]

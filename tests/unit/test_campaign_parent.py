@@ -232,7 +232,10 @@ class TestParent:
         small = attrs.evolve(small, status="minimal", settled=2.0)
         parent.hear(Answered(worker=0, answer=MinimiseDone(cause=small)))
         assert parent.status().findings == 1
-        merged = next(event.text for event in events if event.data.get("same_as"))
+        # What it is the same as is known by then.
+        assert "small" in [event.kind for event in events if not event.data.get("same_as")]
+        assert events[-1].data["same_as"]
+        merged = events[-1].text
         assert f"({waiting.fixture[:8]}) is " in merged
         assert merged.endswith("(01234567)")
 

@@ -98,22 +98,50 @@ def test_a_second_lost_case_of_a_cause_is_told_as_it_is_stored(store: Store) -> 
     assert second.causes == tuple(store.causes().values()) == (settled,)
 
 
-def test_a_campaign_that_runs_takes_up_what_others_leave(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine that is lost meanwhile is not left to the next start."""
-
+def parent_of(store: Store) -> tuple[Parent, list[Event]]:
+    """Return a parent that has not begun, and what it tells."""
     events: list[Event] = []
-    record = attrs.evolve(campaign("now"), ended=None, reason="")
     parent = Parent(
         store=store,
-        record=record,
+        record=attrs.evolve(campaign("now"), ended=None, reason=""),
         ledger=(),
         cells=cells(),
         deadline=time.monotonic() + 600,
         seconds_an_epoch=5.0,
         tell=events.append,
     )
+    return parent, events
+
+
+def test_what_a_start_takes_up_is_told(store: Store) -> None:
+    """Its id is known before it is told what became of it; what is settled is told no more."""
+
+    age = SECONDS_UNTIL_LOST + 5
+    left_elsewhere(store, parent=ELSEWHERE, age=age)
+    recovered = recover(store, campaign="now")
+    ((cause,),) = (lost.causes for lost in recovered)
+    parent, events = parent_of(store)
+    parent.begin(recovered)
+    told = [event.text for event in events if event.kind in {"begun", "lost", "found"}]
+    assert told[1].startswith("lost: a process with cell0")
+    assert told[2].startswith("to be judged again: cell0 ")
+    assert cause.fixture[:8] in told[2]
+    assert parent.status().to_shrink == 1
+
+    store.update_cause(attrs.evolve(cause, status="minimal", settled=2.0))
+    left_elsewhere(store, parent=ELSEWHERE, age=age, number=5)
+    parent, events = parent_of(store)
+    parent.begin(recover(store, campaign="now"))
+    assert [event.kind for event in events] == ["begun", "lost"]
+    assert (parent.status().to_shrink, parent.status().findings) == (0, 1)
+
+
+def test_a_campaign_that_runs_takes_up_what_others_leave(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is lost meanwhile is not left to the next start."""
+
+    parent, events = parent_of(store)
     parent.begin(())
     left_elsewhere(store, parent=ELSEWHERE, age=SECONDS_UNTIL_LOST + 5)
     parent.look()

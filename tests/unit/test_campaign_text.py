@@ -128,6 +128,20 @@ def test_lost_processes_are_counted(tmp_path: Path) -> None:
     assert "examples in 3 epochs, 2 of them lost with their processes, searched for" in text
 
 
+def test_a_lost_case_is_told_by_what_it_shows_now(tmp_path: Path) -> None:
+    """Until it is judged again nobody knows; one that drifts has nothing to do with the loss."""
+
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    lost = attrs.evolve(with_cause(store), is_lost=True)
+    for verdict, words in (
+        ("CRASHES", "its process was lost, to be judged again"),
+        ("DRIFTS", "to be shrunk"),
+    ):
+        store.update_cause(attrs.evolve(lost, verdict=verdict))
+        assert f"(0 cases, {words})" in render_summary(store.snapshot(), campaign())
+
+
 @pytest.mark.parametrize(
     ("attempts", "words"), [(0, "did not fail again"), (ATTEMPTS_MAX, "cannot be shrunk")]
 )

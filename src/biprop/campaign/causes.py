@@ -145,7 +145,7 @@ def shrunk_in_words(before: CauseRecord, after: CauseRecord, other: CauseRecord 
     if after.status == "minimal":
         return f"shrunk: {told(after)}{renamed}"
     if after.settled is not None:
-        return f"stays as it is: {told(after)} did not fail again"
+        return f"not shrunk: {told(after)} did not fail again, and stays a finding"
     return f"shrunk so far: {told(after)}{renamed}" if renamed else ""
 
 

@@ -12,7 +12,16 @@ import tempfile
 import time
 from pathlib import Path
 
-__all__ = ["RunningFile", "claim", "is_full", "make_once", "over_paths", "swept", "write"]
+__all__ = [
+    "RunningFile",
+    "claim",
+    "full_in_words",
+    "is_full",
+    "make_once",
+    "over_paths",
+    "swept",
+    "write",
+]
 
 _PREFIX = ".tmp-"
 # What is being written is renamed at once; what is older was left behind.
@@ -136,6 +145,16 @@ def swept(folder: Path) -> int:
 def is_full(error: OSError) -> bool:
     """Say whether a disk, or a share of it, is full: later there may be room again."""
     return error.errno in _FULL
+
+
+def full_in_words(error: OSError, folder: Path) -> str:
+    """Say why nothing is written into a store, and what to do.
+
+    Args:
+        error: What writing raised.
+        folder: Of the store.
+    """
+    return f"{error.strerror or error}: make room for {folder}, and it goes on"
 
 
 def _unfinished(path: Path, text: str, *, durable: bool) -> Path:

@@ -18,7 +18,7 @@ from biprop.campaign.records import (
     record_from_text,
 )
 from biprop.errors import FixtureError
-from biprop.fixtures.store import is_beginning
+from biprop.fixtures.store import BEGINNING_MIN, is_beginning
 
 __all__ = ["EXAMPLE", "ambiguous_of", "check_beginnings", "entries_of", "entry_of", "read_ledger"]
 
@@ -147,6 +147,10 @@ def _check(entry: Known, path: Path) -> None:
         raise FixtureError(
             f"{who} has the link {entry.link[:60]!r}: write an address that begins with https:// "
             "or http://."
+        )
+    if len(entry.cause) < BEGINNING_MIN:
+        raise FixtureError(
+            f"{who} is too short: give at least {BEGINNING_MIN} digits of an id, or a name."
         )
     if not entry.reason.strip():
         raise FixtureError(f"{who} needs a reason: say in a sentence why it still fails.")

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import attrs
 
 from biprop.campaign.behaviours import Behaviours
-from biprop.campaign.files import is_full
+from biprop.campaign.files import full_in_words, is_full
 from biprop.campaign.messages import Answer, EpochTask, Found, Progress, Settings, Task, Waiting
 from biprop.campaign.places import this_process
 from biprop.campaign.records import (
@@ -152,7 +152,7 @@ class Log:
             except OSError as error:
                 if not is_full(error):
                     raise
-                self._tell(Waiting(reason=error.strerror or str(error)))
+                self._tell(Waiting(reason=full_in_words(error, self.store.path)))
             else:
                 return True
             now = time.monotonic()

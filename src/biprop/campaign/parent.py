@@ -16,7 +16,7 @@ from biprop.campaign.causes import Causes, data_of, shrunk_in_words, told
 from biprop.campaign.cells import Cell
 from biprop.campaign.crew import Answered, Crew, Died
 from biprop.campaign.events import Doing, Event, EventKind, Status, Working
-from biprop.campaign.files import is_full
+from biprop.campaign.files import full_in_words, is_full
 from biprop.campaign.messages import (
     Answer,
     Done,
@@ -131,7 +131,15 @@ class Parent:
             turn.seconds += epoch.seconds
             turn.known.update(hash_words(text) for text in epoch.behaviours)
             self._sums.setdefault(epoch.cell, CellSum()).add(epoch)
-        self._causes.put(*self._store.causes().values())
+        # What was just recovered has been told to nobody.
+        news = {
+            cause.digest
+            for lost in recovered
+            for cause in lost.causes
+            if lost.is_epoch and cause.settled is None
+        }
+        stored = self._store.causes()
+        self._causes.put(*(stored[digest] for digest in stored if digest not in news))
         self._causes.replays.update(self._store.replays())
         self._to_shrink.extend(
             digest
@@ -220,7 +228,7 @@ class Parent:
             self._causes.put(*self._store.causes().values())
         except OSError as error:
             # The next campaign finds what is left.
-            self._waiting = error.strerror or str(error)
+            self._waiting = full_in_words(error, self._store.path)
         self._store.remove_heartbeat(self._record.place)
         self._tell("ended", reason=reason, id=self._record.id)
         return self._record
@@ -242,7 +250,7 @@ class Parent:
         except OSError as error:
             if not is_full(error):
                 raise
-            self._waiting = error.strerror or str(error)
+            self._waiting = full_in_words(error, self._store.path)
             return False
         self._waiting = ""
         return True
@@ -373,7 +381,9 @@ class Parent:
             self._count(answer.record, answer.behaviours)
             if not answer.is_stored:
                 name = answer.record.name
-                self._tell("waiting", f"The disk is full: epoch {name} could not be stored.")
+                self._tell(
+                    "waiting", f"The disk is full: epoch {name} counts up to its last case on disk."
+                )
         elif isinstance(answer, MinimiseDone):
             self._shrunk(answer)
         elif isinstance(answer, ReplayDone) and answer.record is not None:
@@ -446,6 +456,7 @@ class Parent:
             back = self._store.cause(cause.same_as)
             if back is not None and self._causes.take_found(back):
                 self._tell("found", f"found again: {told(back)}", **data_of(back))
+        self._tell_shrunk(before, cause)
         # Whoever shrank it may have merged these too.
         for digest, other in self._causes.records.items():
             is_waiting = other.status == "raw" and not other.same_as and digest != cause.digest
@@ -454,7 +465,6 @@ class Parent:
                 if stored is not None and stored.same_as:
                     self._causes.put(stored)
                     self._tell_shrunk(other, stored)
-        self._tell_shrunk(before, cause)
         if cause.status == "raw" and cause.found_by != self._record.id and not done.is_stopped:
             self._to_replay.add(cause)
 
@@ -471,7 +481,7 @@ class Parent:
         if lost.epoch is not None:
             text += f"; {lost.epoch.message[0].lower()}{lost.epoch.message[1:]}"
         self._tell("lost", text, cell=begun.cell, campaign=begun.campaign, worker=begun.worker)
-        if begun.task == "epoch":
+        if lost.is_epoch:
             for cause in lost.causes:
                 self._add_cause(cause)
 
@@ -506,7 +516,7 @@ class Parent:
         except OSError as error:
             if not is_full(error):
                 raise
-            self._waiting = error.strerror or str(error)
+            self._waiting = full_in_words(error, self._store.path)
 
     def _write_record(self) -> None:
         try:

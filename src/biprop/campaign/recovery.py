@@ -51,6 +51,11 @@ class Lost:
     epoch: EpochRecord | None = None
     causes: tuple[CauseRecord, ...] = ()
 
+    @property
+    def is_epoch(self) -> bool:
+        """Whether it was searching, and not at work on a cause that is known."""
+        return self.begun.task == "epoch"
+
 
 def recover(store: Store, *, campaign: str, is_begun: bool = False) -> tuple[Lost, ...]:
     """Take up what all processes that are gone left in a store.

@@ -396,9 +396,9 @@ def kind_of(record: CauseRecord, *, is_known: bool, is_fixed: bool) -> CauseKind
     """Return what a cause counts as."""
     if record.is_unreproduced:
         return "held"
-    if is_known:
-        return "known"
-    return "fixed" if is_fixed else "finding"
+    if is_fixed:
+        return "fixed"
+    return "known" if is_known else "finding"
 
 
 def last_seen_of(

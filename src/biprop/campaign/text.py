@@ -90,9 +90,14 @@ def _finding(cause: CauseState, *, is_told_apart: bool) -> str:
     words = [counted(cause.count, "case")]
     if is_told_apart:
         words += _apart(cause)
-    if record.is_lost:
+    is_waiting = record.status == "minimising" or (
+        record.status == "raw" and record.settled is None
+    )
+    if record.is_lost and record.verdict == Verdict.CRASHES.value:
         words.append("its process was lost")
-    if record.status == "minimising" or (record.status == "raw" and record.settled is None):
+        if is_waiting:
+            words.append("to be judged again")
+    elif is_waiting:
         words.append("to be shrunk")
     elif record.status == "raw":
         is_given_up = record.attempts >= ATTEMPTS_MAX

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -174,8 +174,12 @@ def _opened(path: Path | None) -> Iterator[TextIO | None]:
         raise UsageError(
             f"--events {str(path)!r} cannot be written: {error.strerror or error}; give another."
         ) from error
-    with stream:
+    try:
         yield stream
+    finally:
+        # What could not be written is tried once more, and was complained of.
+        with suppress(OSError):
+            stream.close()
 
 
 def _found(status: Status) -> str:

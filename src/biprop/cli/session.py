@@ -10,7 +10,8 @@ from pathlib import Path
 
 import attrs
 
-from biprop.campaign.records import owners_of
+from biprop.campaign.records import CauseRecord, owners_of
+from biprop.campaign.replays import held_last
 from biprop.campaign.store import FIXTURE_FOLDERS, FOLDER
 from biprop.campaign.store import Store as CampaignStore
 from biprop.errors import UsageError
@@ -110,9 +111,25 @@ def _what_became_of(name: str, store: CampaignStore) -> str:
         return ""
     own = records[owners_of(records)[record.digest]]
     if own.fixture == name:
-        return ""
+        return _standing(own, store)
     # It was shrunk, or it was fixed and another case has shown it again.
     return f"told as {own.fixture[:8]} now: {own.name}"
+
+
+def _standing(cause: CauseRecord, store: CampaignStore) -> str:
+    """Say what is known of a cause besides its fixture; empty where that says it all."""
+    if cause.is_unreproduced:
+        how = "was lost with its process" if cause.is_lost else "crashed once"
+        return f"not reproduced: it {how}, and held when it was judged again"
+    if held_last(store.replays().get(cause.fixture)):
+        return "fixed: it held when it was run again"
+    if cause.settled is None:
+        return (
+            "to be judged again: it was lost with its process"
+            if cause.is_lost
+            else ("not shrunk yet")
+        )
+    return ""
 
 
 def kernel_reference(

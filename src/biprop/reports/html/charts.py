@@ -120,11 +120,15 @@ def timeline_of(page: Page) -> Timeline:
         *_counts(page, spans, clock),
     ]
     ends = [clock.at((place + 1) * clock.total / _BINS) for place in range(_BINS)]
+    is_short = clock.total < 60 * _BINS
     figures = zip(*([_figure(value) for value in one.values] for one in series), strict=True)
     return Timeline(
         charts=tuple(Chart(title=one.title, svg=_chart(one, clock)) for one in series),
         heads=("until", *(one.title for one in series)),
-        rows=tuple((moment(end), *row) for end, row in zip(ends, figures, strict=True)),
+        rows=tuple(
+            (moment(end, with_seconds=is_short), *row)
+            for end, row in zip(ends, figures, strict=True)
+        ),
         breaks=len(clock.joints),
     )
 
@@ -170,12 +174,13 @@ def _counts(page: Page, spans: Sequence[Span], clock: _Clock) -> Iterator[_Serie
     )
 
 
-def moment(seconds: float | None) -> str:
+def moment(seconds: float | None, *, with_seconds: bool = False) -> str:
     """Return a time as people write it, in UTC; a dash for None, and for what is no time."""
     if seconds is None:
         return "-"
     try:
-        return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M")
+        form = "%Y-%m-%d %H:%M:%S" if with_seconds else "%Y-%m-%d %H:%M"
+        return datetime.fromtimestamp(seconds, tz=UTC).strftime(form)
     except (OverflowError, OSError, ValueError):
         return "-"
 
