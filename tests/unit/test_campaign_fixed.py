@@ -232,6 +232,16 @@ class TestParent:
             status_now = parent.status()
             assert (status_now.findings, status_now.fixed) == (findings, 1 - findings)
 
+    def test_what_another_campaign_saw_fixed_counts_so_in_the_end(self, store: Store) -> None:
+        """As in the summary, which reads the whole store."""
+
+        record = settled(store)
+        parent, events = parent_of(store, workers=1)
+        store.write_replay(replay(record, at=time.time()))
+        assert (parent.status().findings, parent.status().fixed) == (1, 0)
+        parent.end("budget")
+        assert (events[-1].status.findings, events[-1].status.fixed) == (0, 1)
+
     def test_an_entry_that_is_needed_no_more_is_told(self, store: Store) -> None:
         """One that held elsewhere is not."""
 

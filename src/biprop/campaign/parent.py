@@ -226,6 +226,7 @@ class Parent:
             self._store.write_campaign(self._record)
             # Others may have written into the store meanwhile.
             self._causes.put(*self._store.causes().values())
+            self._causes.replays.update(self._store.replays())
         except OSError as error:
             # The next campaign finds what is left.
             self._waiting = full_in_words(error, self._store.path)

@@ -158,7 +158,7 @@ def _unreproduced(snapshot: Snapshot) -> list[str]:
         was = (
             "was lost with its process, and holds"
             if len(lost) == 1
-            else ("were lost with their processes, and hold")
+            else "were lost with their processes, and hold"
         )
         lines.append(
             f"Not reproduced: {counted(len(lost), 'case')} that {was}: "

@@ -5,6 +5,7 @@ Plain ASCII, no control codes: texts may be a stranger's. How lines are put toge
 """
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -40,6 +41,9 @@ __all__ = [
 _POINTS_SHOWN = 6
 _OTHERS_SHOWN = 3
 _CUTS_SHOWN = 4
+# As a supervisor tells a hang, and what `biprop replay` waits where it is not told otherwise.
+_HUNG = re.compile(r"\bhung for (\d{1,9}(?:\.\d{1,9})?) s\b", re.ASCII)
+_SECONDS_A_REPLAY_WAITS = 60.0
 _WIDTHS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 _EXPONENTS = {"float64": 11, "float32": 8, "bfloat16": 8, "float16": 5}
 
@@ -244,6 +248,10 @@ def replay_command(fixture: AnyFixture, source: str, *, options: Sequence[str] =
     words = ["biprop", "replay", source, *options]
     if not fixture.reference.is_registered:
         words += ["--allow-target", fixture.target]
+    hung = _HUNG.search(fixture.expect.message)
+    if hung is not None and float(hung[1]) < _SECONDS_A_REPLAY_WAITS:
+        # Whoever found it waited so long and no longer, for each of several runs.
+        words += ["--timeout", hung[1]]
     return plain(shlex.join(words))
 
 
