@@ -139,8 +139,7 @@ def shrunk_in_words(before: CauseRecord, after: CauseRecord, other: CauseRecord 
     if after.same_as:
         return f"shrunk: {told(before)} is {after.same_as if other is None else told(other)}"
     if after.is_unreproduced:
-        how = "was lost with its process" if after.is_lost else "crashed once"
-        return f"holds: {told(after)}, which {how}"
+        return f"holds: {told(after)}, which {after.seen_once_as}"
     renamed = f", told as {before.fixture[:8]} before" if before.fixture != after.fixture else ""
     if after.status == "minimal":
         return f"shrunk: {told(after)}{renamed}"

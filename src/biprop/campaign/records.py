@@ -356,6 +356,11 @@ class CauseRecord:
         return self.status == "unreproduced"
 
     @property
+    def seen_once_as(self) -> str:
+        """What happened to a case that does not fail again, as part of a sentence."""
+        return "was lost with its process" if self.is_lost else "crashed once"
+
+    @property
     def may_be_another(self) -> bool:
         """Whether it may be another cause than it looks like.
 

@@ -119,8 +119,7 @@ def _what_became_of(name: str, store: CampaignStore) -> str:
 def _standing(cause: CauseRecord, store: CampaignStore) -> str:
     """Say what is known of a cause besides its fixture; empty where that says it all."""
     if cause.is_unreproduced:
-        how = "was lost with its process" if cause.is_lost else "crashed once"
-        return f"not reproduced: it {how}, and held when it was judged again"
+        return f"not reproduced: it {cause.seen_once_as}, and held when it was judged again"
     if held_last(store.replays().get(cause.fixture)):
         return "fixed: it held when it was run again"
     if cause.settled is None:
