@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import attrs
@@ -31,13 +30,7 @@ from biprop.reports.text import (
     render_fixture,
     render_replay,
 )
-from biprop.reports.words import (
-    case_in_words,
-    place_in_words,
-    replay_command,
-    ulps_between,
-    value_in_words,
-)
+from biprop.reports.words import case_in_words, place_in_words, ulps_between, value_in_words
 from biprop.sequence import LogicalSequence
 from biprop.signature import parse_signature
 from biprop.supervision.in_process import InProcessJudge
@@ -127,26 +120,6 @@ class TestText:
         assert len(lines) == 3
         assert lines[1].startswith("DRIFTS")
         assert lines[2].startswith("HOLDS")
-
-    @pytest.mark.parametrize(
-        ("message", "words"),
-        [
-            ("The target hung for 2 s in the canonical run.", ["--timeout", "2"]),
-            ("The target hung for 0.5 s.", ["--timeout", "0.5"]),
-            ("The target hung for 60 s.", []),
-            ("The target hung for 180 s.", []),
-            ("RuntimeError: it hung for ; rm s", []),
-            ("", []),
-        ],
-    )
-    def test_a_hang_is_waited_for_as_long_as_it_was(self, message: str, words: list[str]) -> None:
-        """Else the command that is printed would be silent for minutes."""
-
-        fixture = sample()
-        hung = attrs.evolve(fixture, expect=attrs.evolve(fixture.expect, message=message))
-        told = shlex.split(replay_command(hung, "-"))
-        assert told[:3] == ["biprop", "replay", "-"]
-        assert told[5:] == words
 
     def test_replay_that_may_not_run_tells_the_option_in_full(self) -> None:
         """The first word is the status, and the sentence is not cut."""
