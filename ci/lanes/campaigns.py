@@ -198,12 +198,16 @@ def _campaign(
             return None
         lines = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
         result = result_of(words, lines, devices=devices, exit_code=done.returncode)
+        if result is not None:
+            snapshot = Store.open(store).snapshot(with_epochs=False)
+            result = attrs.evolve(
+                result,
+                causes=tuple(cause.record.name for cause in snapshot.findings),
+                errors=snapshot.broken,
+            )
         if result is None or not result.is_met:
             _keep(folder, kept_in)
-        if result is None:
-            return None
-        found = Store.open(store).snapshot(with_epochs=False).findings
-        return attrs.evolve(result, causes=tuple(cause.record.name for cause in found))
+        return result
 
 
 def _keep(folder: str, place: Path) -> None:

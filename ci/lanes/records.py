@@ -441,6 +441,7 @@ class CampaignResult:
         lost: Processes that were lost.
         exit_code: Of the command.
         causes: Names of the findings; of evidence that does not name them, none.
+        errors: By cell, what broke epochs off; likewise.
         source_sha256: Of the sources, where they are others than those of the run; else None.
     """
 
@@ -460,14 +461,15 @@ class CampaignResult:
     lost: int
     exit_code: int
     causes: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
     source_sha256: str | None = attrs.field(
         default=None, validator=attrs.validators.optional(is_sha256)
     )
 
     @property
     def is_met(self) -> bool:
-        """Whether nothing was found and no process was lost."""
-        return not (self.exit_code or self.findings or self.lost)
+        """Whether nothing was found, no process was lost, and no error broke an epoch off."""
+        return not (self.exit_code or self.findings or self.lost or self.errors)
 
 
 @attrs.frozen(kw_only=True)

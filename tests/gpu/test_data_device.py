@@ -194,6 +194,9 @@ class TestCost:
         tensors = [torch.arange(5, dtype=torch.int16), torch.arange(6.0).reshape(2, 3).T]
         tensors += [torch.tensor(True), torch.arange(0)]
         there = [tensor.to(device) for tensor in tensors]
+        # One element far from where the next one would be.
+        there.append(torch.arange(12, dtype=torch.bfloat16, device=device)[::12])
+        tensors.append(torch.zeros(1, dtype=torch.bfloat16))
         brought(there)
         torch.cuda.synchronize(device)
         with nothing_waits():

@@ -10,6 +10,7 @@ from tests.unit.campaign_fakes import campaign, epoch, finding, with_cause
 from biprop.campaign.records import ATTEMPTS_MAX, FORMAT, EpochFinding
 from biprop.campaign.store import Store
 from biprop.campaign.text import render_summary
+from biprop.cli.report import page_of
 
 
 def summary(path: Path, *known: str) -> str:
@@ -140,6 +141,25 @@ def test_a_lost_case_is_told_by_what_it_shows_now(tmp_path: Path) -> None:
     ):
         store.update_cause(attrs.evolve(lost, verdict=verdict))
         assert f"(0 cases, {words})" in render_summary(store.snapshot(), campaign())
+
+
+def test_an_error_is_told_though_its_cell_went_on(tmp_path: Path) -> None:
+    """It is a mistake of biprop most of the time, which nobody else would report."""
+
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    wrong = attrs.evolve(epoch(number=1, verdict="ERROR"), message="It failed: report it.")
+    store.write_epoch(wrong)
+    text = render_summary(store.snapshot(), campaign())
+    assert "Not searched: cell0: It failed: report it." in text
+    assert "Broken off" not in text
+    for number, change in ((2, {}), (3, {"is_lost": True}), (4, {"is_stopped": True})):
+        later = attrs.evolve(epoch(number=number, verdict="ERROR" if change else "HOLDS"))
+        store.write_epoch(attrs.evolve(later, began=later.began + number, **change))
+    told = "cell0: an error broke off 1 of 4 epochs: It failed: report it."
+    snapshot = store.snapshot()
+    assert f"Broken off: {told}" in render_summary(snapshot, campaign())
+    assert page_of(snapshot).warnings == (told,)
 
 
 @pytest.mark.parametrize(

@@ -416,6 +416,7 @@ class TestCampaigns:
         assert result_of(words, events[:1], devices=1, exit_code=0) is None
         assert sample.is_met
         assert not attrs.evolve(sample, lost=1).is_met
+        assert not attrs.evolve(sample, errors=("cell0: an error",)).is_met
 
     @pytest.mark.parametrize("is_found", [True, False])
     def test_the_store_of_what_was_found_stays(

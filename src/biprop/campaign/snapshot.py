@@ -116,6 +116,8 @@ class CellSum:
         last: When a cause was last seen, by its digest.
         ended: Verdict of the last epoch that was not lost or stopped.
         message: Its message.
+        errors: Epochs that an error broke off, which is no verdict on the kernel.
+        error: The message of the last one.
         actual_backend: What ran.
     """
 
@@ -139,6 +141,8 @@ class CellSum:
     last: dict[str, float] = attrs.field(factory=dict)
     ended: str = ""
     message: str = ""
+    errors: int = 0
+    error: str = ""
     actual_backend: str = ""
 
     def add(self, epoch: EpochRecord) -> None:
@@ -169,6 +173,8 @@ class CellSum:
             self.last[cause] = max(self.last.get(cause, until), until)
         if not (epoch.is_lost or epoch.is_stopped):
             self.ended, self.message = epoch.verdict, epoch.message
+            if epoch.verdict == "ERROR":
+                self.errors, self.error = self.errors + 1, epoch.message
         self.actual_backend = epoch.actual_backend or self.actual_backend
 
     @property
@@ -319,6 +325,16 @@ class Snapshot:
     def findings(self) -> tuple[CauseState, ...]:
         """Return the causes that are to be reported."""
         return tuple(cause for cause in self.causes if cause.is_finding)
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Return, a sentence each, the cells that went on after an error broke an epoch off."""
+        return tuple(
+            f"{cell.info.id}: an error broke off {cell.sum.errors} of {cell.sum.epochs} epochs: "
+            f"{cell.sum.error}"
+            for cell in self.cells
+            if cell.sum.errors and cell.verdict != "ERROR"
+        )
 
     @property
     def epochs(self) -> dict[str, tuple[EpochRecord, ...]]:

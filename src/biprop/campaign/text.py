@@ -201,5 +201,6 @@ def _rest(snapshot: Snapshot) -> list[str]:
     ]
     failing = [cell for cell in snapshot.cells if cell.verdict == "ERROR"]
     lines += [f"Not searched: {cell.info.id}: {cell.message}" for cell in failing]
+    lines += [f"Broken off: {words}" for words in snapshot.broken]
     lines += [f"Not read: {problem}" for problem in snapshot.problems]
     return lines

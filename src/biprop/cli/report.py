@@ -87,7 +87,7 @@ def page_of(snapshot: Snapshot, *, shown_as: str = "") -> Page:
     folder = shown_as or snapshot.path
     causes = snapshot.causes[:_CAUSES_MAX]
     entries = {state.known.cause: _entry(state) for state in snapshot.ledger}
-    problems = list(snapshot.problems)
+    problems = [*snapshot.problems, *snapshot.broken]
     if len(snapshot.causes) > len(causes):
         problems.append(f"{len(snapshot.causes)} causes: the first {len(causes)} are shown.")
     return Page(

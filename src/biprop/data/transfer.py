@@ -94,7 +94,10 @@ def _parted(packed: Tensor, tensors: Sequence[Tensor], order: Sequence[int]) -> 
 
 
 def _bytes_of(values: Tensor) -> Tensor:
-    flat = values.contiguous() if values.dim() == 1 else values.reshape(-1)
+    flat = values.reshape(-1)
+    if flat.stride(0) != 1:
+        # A view too: of one element, which counts as contiguous, or of one column.
+        flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
 
 
