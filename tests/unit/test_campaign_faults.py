@@ -149,7 +149,11 @@ def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
     snapshot = reconciled(store)
     assert done[0] == done[1], "cases were launched that were not written down"
     assert sum(cell.sum.examples for cell in snapshot.cells) > done[1]
-    assert any("No space left" in event.status.waiting for event in events)
+    waiting = {event.status.waiting for event in events} - {""}
+    assert waiting
+    for words in waiting:
+        assert words.startswith("No space left on device: make room for ")
+        assert str(tmp_path) in words
     assert not any(cell.sum.lost for cell in snapshot.cells)
 
 

@@ -475,6 +475,15 @@ class TestTime:
         assert rates[-1] == 30
         assert self.column(timeline, "Share")[0] == 0.5
 
+    @pytest.mark.parametrize(("seconds", "form"), [(90.0, 19), (30_000.0, 16)])
+    def test_times_of_a_table_are_told_apart(self, seconds: float, form: int) -> None:
+        """With their seconds, where a row is less than a minute."""
+        spans = (Span(began=1e9, seconds=seconds, examples=400),)
+        times = [row[0] for row in timeline_of(Page(store="s", made=0.0, spans=spans)).rows]
+
+        assert len(set(times)) == len(times)
+        assert {len(time) for time in times} == {form}
+
     def test_discoveries_add_up(self) -> None:
         """The last figure is the number of causes, and it never falls."""
         found = self.column(timeline_of(page_of(5)), "causes")
