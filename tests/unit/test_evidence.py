@@ -37,7 +37,7 @@ from ci.lanes.records import (
 from ci.lanes.runs import EvidenceError, same_run
 from ci.lanes.where import ROOT, this_run, without_folders
 from tests.unit.cache_samples import sample_program, violated
-from tests.unit.campaign_fakes import campaign, with_cause
+from tests.unit.campaign_fakes import campaign, epoch, with_cause
 from tests.unit.evidence_samples import CAMPAIGNS, CELLS, FINDINGS, RUN, SPEEDS, TIMES
 
 from biprop.campaign.store import Store
@@ -433,6 +433,8 @@ class TestCampaigns:
             store.write_campaign(campaign())
             if is_found:
                 names[:] = [with_cause(store).name]
+                wrong = attrs.evolve(epoch("cell1", verdict="ERROR"), message="It cannot run.")
+                store.write_epoch(wrong)
             events = {"event": "ended", "status": status}
             Path(words["--events"]).write_text(json.dumps(events), encoding="utf-8")
             return subprocess.CompletedProcess(command, returncode=int(is_found))
@@ -444,6 +446,7 @@ class TestCampaigns:
                 parse_plans("2:120"), CAMPAIGNS.run, path, device="cuda"
             ).campaigns
             assert result.causes == tuple(names)
+            assert result.errors == (("cell1: It cannot run.",) if is_found else ())
             assert result.is_met != is_found
         kept = sorted(item.name for item in tmp_path.iterdir() if item.is_dir())
         assert kept == (["campaign-2-120s", "campaign-2-120s-2"] if is_found else [])

@@ -123,11 +123,7 @@ def _standing(cause: CauseRecord, store: CampaignStore) -> str:
     if held_last(store.replays().get(cause.fixture)):
         return "fixed: it held when it was run again"
     if cause.settled is None:
-        return (
-            "to be judged again: it was lost with its process"
-            if cause.is_lost
-            else ("not shrunk yet")
-        )
+        return f"to be judged again: it {cause.seen_once_as}" if cause.is_lost else "not shrunk yet"
     return ""
 
 
