@@ -6,7 +6,7 @@ since nobody else can: who judges a kernel must know that it ran.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,7 @@ from biprop.launch_log import interpreted_launch
 __all__ = ["block_width", "interpreted", "launch"]
 
 # Of Triton's interpreter, private.
-_EXCHANGE, _NUMPY_DTYPE = "_patch_lang", "_get_np_dtype"
+_Function = Callable[[Any], object]
 
 
 def interpreted(kernel: object) -> bool:
@@ -88,62 +88,63 @@ def launch(
 
 
 @contextmanager
-def _language_prepared_once() -> Iterator[None]:
+def _exchanged(name: str, instead_of: Callable[[_Function], _Function]) -> Iterator[None]:
+    """Exchange a function of Triton's interpreter; a version that has none is left alone."""
+    original: _Function | None = getattr(interpreter, name, None)
+    if original is None:
+        yield
+        return
+    setattr(interpreter, name, instead_of(original))
+    try:
+        yield
+    finally:
+        setattr(interpreter, name, original)
+
+
+def _language_prepared_once() -> AbstractContextManager[None]:
     """Have Triton exchange what a kernel sees of its language once a launch.
 
     It does so anew for each function that a kernel calls, in each program of the grid: an
     eighth of the time of an interpreted kernel, for what is exchanged already until the launch
-    ends. A version of Triton that does it elsewhere is left alone.
+    ends.
     """
-    exchange: Callable[[object], object] | None = getattr(interpreter, _EXCHANGE, None)
-    if exchange is None:
-        yield
-        return
     done: set[int] = set()
 
-    def once(function: object) -> object:
-        visible = getattr(function, "__globals__", {}).values()
-        wanted = {id(value) for value in visible if value is tl or value is tl.core}
-        if wanted and wanted <= done:
-            return None
-        done.update(wanted)
-        return exchange(function)
+    def instead_of(exchange: _Function) -> _Function:
+        def once(function: object) -> object:
+            visible = getattr(function, "__globals__", {}).values()
+            wanted = {id(value) for value in visible if value is tl or value is tl.core}
+            if wanted and wanted <= done:
+                return None
+            done.update(wanted)
+            return exchange(function)
 
-    setattr(interpreter, _EXCHANGE, once)
-    try:
-        yield
-    finally:
-        setattr(interpreter, _EXCHANGE, exchange)
+        return once
+
+    return _exchanged("_patch_lang", instead_of)
 
 
 # By name of what a block has: Triton makes the objects of pointers and blocks anew.
-_KNOWN: dict[str, "np.dtype[Any]"] = {}
+_KNOWN: dict[str, object] = {}
 
 
-@contextmanager
-def _dtypes_known() -> Iterator[None]:
+def _dtypes_known() -> AbstractContextManager[None]:
     """Have Triton look up once what numpy calls a dtype.
 
     It fills a table of all dtypes whenever it makes or converts a block: a twelfth of the time of
-    an interpreted kernel. A version of Triton that does it elsewhere is left alone.
+    an interpreted kernel.
     """
-    look_up: Callable[[tl.dtype], np.dtype[Any]] | None
-    look_up = getattr(interpreter, _NUMPY_DTYPE, None)
-    if look_up is None:
-        yield
-        return
 
-    def known(dtype: tl.dtype) -> "np.dtype[Any]":
-        name = (dtype.element_ty if isinstance(dtype, tl.block_type) else dtype).name
-        if name not in _KNOWN:
-            _KNOWN[name] = look_up(dtype)
-        return _KNOWN[name]
+    def instead_of(look_up: _Function) -> _Function:
+        def known(dtype: tl.dtype) -> object:
+            name = (dtype.element_ty if isinstance(dtype, tl.block_type) else dtype).name
+            if name not in _KNOWN:
+                _KNOWN[name] = look_up(dtype)
+            return _KNOWN[name]
 
-    setattr(interpreter, _NUMPY_DTYPE, known)
-    try:
-        yield
-    finally:
-        setattr(interpreter, _NUMPY_DTYPE, look_up)
+        return known
+
+    return _exchanged("_get_np_dtype", instead_of)
 
 
 @cache

@@ -28,7 +28,6 @@ from ci.lanes.records import (
 from ci.lanes.runs import DIGITS_SHOWN, FORMAT, EvidenceError, Run, same_run
 from ci.lanes.where import ROOT
 
-from biprop.campaign.snapshot import CellState, Snapshot
 from biprop.campaign.store import Store
 
 __all__ = ["PLANS", "Plan", "campaigns_table", "parse_plans", "result_of", "run_campaigns"]
@@ -204,18 +203,11 @@ def _campaign(
             result = attrs.evolve(
                 result,
                 causes=tuple(cause.record.name for cause in snapshot.findings),
-                errors=(
-                    *snapshot.broken,
-                    *(f"{cell.info.id}: {cell.message}" for cell in _not_searched(snapshot)),
-                ),
+                errors=(*snapshot.not_searched, *snapshot.broken),
             )
         if result is None or not result.is_met:
             _keep(folder, kept_in)
         return result
-
-
-def _not_searched(snapshot: Snapshot) -> list[CellState]:
-    return [cell for cell in snapshot.cells if cell.verdict == "ERROR"]
 
 
 def _keep(folder: str, place: Path) -> None:

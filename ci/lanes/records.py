@@ -441,7 +441,7 @@ class CampaignResult:
         lost: Processes that were lost.
         exit_code: Of the command.
         causes: Names of the findings; of evidence that does not name them, none.
-        errors: By cell, what broke epochs off; likewise.
+        errors: By cell, what broke epochs off; None where nobody looked.
         source_sha256: Of the sources, where they are others than those of the run; else None.
     """
 
@@ -461,7 +461,7 @@ class CampaignResult:
     lost: int
     exit_code: int
     causes: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
+    errors: tuple[str, ...] | None = None
     source_sha256: str | None = attrs.field(
         default=None, validator=attrs.validators.optional(is_sha256)
     )

@@ -178,12 +178,12 @@ def test_what_cannot_be_read_is_told(alone: Run, folder: Path) -> None:
     assert "25,000 launches" in page
     # One epoch, and one fixture.
     assert "Not read: 2 files of the store; the page says which, and why.\n" in done.out
-    assert "The ledger cannot be read" not in page
+    assert "No entry of the ledger can be used" not in page
 
     (store.path / "ledger.json").write_text("[", encoding="utf-8")
     assert alone("report", "--store", "store").code == 0
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "The ledger cannot be read: the top of this page says why." in page
+    assert "No entry of the ledger can be used: the top of this page says why." in page
     assert "No finding is written down as known." not in page
 
 

@@ -125,8 +125,8 @@ def test_the_ledgers_that_people_are_shown_can_be_read(tmp_path: Path) -> None:
         ({"link": ""}, "has the link ''"),
         ({"link": "https://"}, "has the link 'https://'"),
         ({"reason": " "}, "needs a reason"),
-        ({"cause": "a1c"}, "the entry of 'a1c' is too short: give at least 4 digits of an id"),
-        ({"cause": ""}, "is too short"),
+        ({"cause": "a1c"}, "the entry of 'a1c' names no cause: give at least 4 digits of an id"),
+        ({"cause": ""}, "names no cause"),
     ],
 )
 def test_an_entry_says_where_and_why(tmp_path: Path, change: dict[str, str], words: str) -> None:

@@ -13,6 +13,14 @@ from biprop.campaign.text import render_summary
 from biprop.cli.report import page_of
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Return a store with one campaign."""
+    store = Store.open(tmp_path / "store", create=True)
+    store.write_campaign(campaign())
+    return store
+
+
 def summary(path: Path, *known: str) -> str:
     """Return the summary of a store with one cause, whose ledger names some."""
     store = Store.open(path, create=True)
@@ -42,11 +50,9 @@ def test_an_entry_that_names_a_cause_is_none_of_these(tmp_path: Path) -> None:
     assert "Unknown" not in text
 
 
-def test_findings_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_findings_of_one_name_are_told_apart(store: Store) -> None:
     """By what is judged, and what was done to the batch."""
 
-    store = Store.open(tmp_path / "store", create=True)
-    store.write_campaign(campaign())
     record = with_cause(store)
     fixture = finding("cell1")
     other = attrs.evolve(record, digest="other", fixture=fixture.id, judged="token_gradients")
@@ -59,11 +65,9 @@ def test_findings_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert any("token gradients, AddNeighbours(count=1)" in text for text in told)
 
 
-def test_only_what_can_be_read_is_pointed_at(tmp_path: Path) -> None:
+def test_only_what_can_be_read_is_pointed_at(store: Store) -> None:
     """A finding whose fixture is torn is told to be so."""
 
-    store = Store.open(tmp_path / "store", create=True)
-    store.write_campaign(campaign())
     torn, whole = with_cause(store), with_cause(store, "cell1")
     assert torn.fixture != whole.fixture
     store.update_cause(attrs.evolve(torn, status="minimal", settled=1.0), finding("cell0"))
@@ -75,22 +79,18 @@ def test_only_what_can_be_read_is_pointed_at(tmp_path: Path) -> None:
     assert "biprop show" not in render_summary(store.snapshot(), campaign())
 
 
-def test_what_cannot_be_read_may_be_a_finding(tmp_path: Path) -> None:
+def test_what_cannot_be_read_may_be_a_finding(store: Store) -> None:
     """The summary does not say that there is none."""
 
-    store = Store.open(tmp_path / "store", create=True)
-    store.write_campaign(campaign())
     (store.path / "causes" / f"{with_cause(store).digest}.json").write_text("{")
     text = render_summary(store.snapshot(), campaign())
     assert "No findings in what can be read." in text
     assert "Not read: causes/" in text
 
 
-def test_what_was_not_reproduced_is_named(tmp_path: Path) -> None:
+def test_what_was_not_reproduced_is_named(store: Store) -> None:
     """With its id, and why it was looked at."""
 
-    store = Store.open(tmp_path / "store", create=True)
-    store.write_campaign(campaign())
     for cell, is_lost in (("cell0", False), ("cell1", True)):
         record = with_cause(store, cell)
         held = attrs.evolve(record, status="unreproduced", settled=1.0, is_lost=is_lost)
@@ -114,11 +114,9 @@ def unreproduced(store: Store) -> list[str]:
     return [line.removeprefix(start) for line in lines if line.startswith(start)]
 
 
-def test_lost_processes_are_counted(tmp_path: Path) -> None:
+def test_lost_processes_are_counted(store: Store) -> None:
     """Those of this campaign and of all, and none where there were none."""
 
-    store = Store.open(tmp_path / "store", create=True)
-    store.write_campaign(campaign())
     store.write_epoch(epoch(number=1))
     assert "lost" not in render_summary(store.snapshot(), campaign())
     store.write_epoch(attrs.evolve(epoch(number=2), is_lost=True))
@@ -129,11 +127,9 @@ def test_lost_processes_are_counted(tmp_path: Path) -> None:
     assert "examples in 3 epochs, 2 of them lost with their processes, searched for" in text
 
 
-def test_a_lost_case_is_told_by_what_it_shows_now(tmp_path: Path) -> None:
+def test_a_lost_case_is_told_by_what_it_shows_now(store: Store) -> None:
     """Until it is judged again nobody knows; one that drifts has nothing to do with the loss."""
 
-    store = Store.open(tmp_path / "store", create=True)
-    store.write_campaign(campaign())
     lost = attrs.evolve(with_cause(store), is_lost=True)
     for verdict, words in (
         ("CRASHES", "its process was lost, to be judged again"),
@@ -143,11 +139,9 @@ def test_a_lost_case_is_told_by_what_it_shows_now(tmp_path: Path) -> None:
         assert f"(0 cases, {words})" in render_summary(store.snapshot(), campaign())
 
 
-def test_an_error_is_told_though_its_cell_went_on(tmp_path: Path) -> None:
+def test_an_error_is_told_though_its_cell_went_on(store: Store) -> None:
     """It is a mistake of biprop most of the time, which nobody else would report."""
 
-    store = Store.open(tmp_path / "store", create=True)
-    store.write_campaign(campaign())
     wrong = attrs.evolve(epoch(number=1, verdict="ERROR"), message="It failed: report it.")
     store.write_epoch(wrong)
     text = render_summary(store.snapshot(), campaign())
@@ -166,20 +160,19 @@ def test_an_error_is_told_though_its_cell_went_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attempts", "words"), [(0, "did not fail again"), (ATTEMPTS_MAX, "cannot be shrunk")]
 )
-def test_what_stays_as_it_was_found_is_told(tmp_path: Path, attempts: int, words: str) -> None:
+def test_what_stays_as_it_was_found_is_told(store: Store, attempts: int, words: str) -> None:
     """What drifts stays a finding, though nobody works on it any more."""
 
-    store = Store.open(tmp_path / "store", create=True)
-    store.write_campaign(campaign())
     record = with_cause(store)
     assert "(0 cases, to be shrunk)" in render_summary(store.snapshot(), campaign())
     store.update_cause(attrs.evolve(record, settled=1.0, attempts=attempts))
     assert f"(0 cases, {words})" in render_summary(store.snapshot(), campaign())
+    # The page says the same.
+    (cause,) = page_of(store.snapshot()).causes
+    assert cause.status == words
 
 
-def test_cells_without_evidence_are_told_what_to_do(tmp_path: Path) -> None:
+def test_cells_without_evidence_are_told_what_to_do(store: Store) -> None:
     """Else a short campaign would look green."""
 
-    store = Store.open(tmp_path / "store", create=True)
-    store.write_campaign(campaign())
     assert "Too little evidence so far for 3 cells" in render_summary(store.snapshot(), campaign())

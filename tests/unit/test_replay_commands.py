@@ -6,7 +6,8 @@ import attrs
 import pytest
 from tests.unit.sample_fixtures import sample
 
-from biprop.reports.words import replay_command
+from biprop.cli.replay import replay
+from biprop.reports.words import _SECONDS_A_REPLAY_WAITS, replay_command
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,10 @@ def test_a_hang_is_waited_for_as_long_as_it_was(message: str, words: list[str]) 
     hung = attrs.evolve(fixture, expect=attrs.evolve(fixture.expect, message=message))
     told = shlex.split(replay_command(hung, "-"))
     assert told == ["biprop", "replay", "-", "--allow-target", fixture.target, *words]
+
+
+def test_a_replay_waits_as_long_as_it_is_said_to() -> None:
+    """Where it is told nothing."""
+
+    (timeout,) = (option for option in replay.params if option.name == "timeout")
+    assert timeout.default == _SECONDS_A_REPLAY_WAITS

@@ -140,7 +140,7 @@ def _check(entry: Known, path: Path) -> None:
     """Refuse an entry that would hide a finding without saying why.
 
     Raises:
-        FixtureError: Its link is none, or its reason is empty.
+        FixtureError: Its link is none, its id is too short, or its reason is empty.
     """
     who = f"{path}: the entry of {entry.cause[:60]!r}"
     if not _LINK.fullmatch(entry.link.strip()):
@@ -150,7 +150,7 @@ def _check(entry: Known, path: Path) -> None:
         )
     if len(entry.cause) < BEGINNING_MIN:
         raise FixtureError(
-            f"{who} is too short: give at least {BEGINNING_MIN} digits of an id, or a name."
+            f"{who} names no cause: give at least {BEGINNING_MIN} digits of an id, or a name."
         )
     if not entry.reason.strip():
         raise FixtureError(f"{who} needs a reason: say in a sentence why it still fails.")

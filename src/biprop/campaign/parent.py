@@ -229,7 +229,7 @@ class Parent:
             self._causes.replays.update(self._store.replays())
         except OSError as error:
             # The next campaign finds what is left.
-            self._waiting = full_in_words(error, self._store.path)
+            self._waiting = error.strerror or str(error)
         self._store.remove_heartbeat(self._record.place)
         self._tell("ended", reason=reason, id=self._record.id)
         return self._record
@@ -500,9 +500,7 @@ class Parent:
 
     def _wants_shrinking(self, record: CauseRecord) -> bool:
         return (
-            record.status in {"raw", "minimising"}
-            and record.settled is None
-            and not record.same_as
+            record.is_waiting
             and record.cell in self._scheduler.turns
             and not self._causes.is_known(record.digest)
         )

@@ -15,6 +15,7 @@ import cattrs
 from biprop.case import Json, canonical_json, reason_of
 from biprop.errors import FixtureError
 from biprop.fixtures.records import CONVERTER
+from biprop.judgment import Verdict
 from biprop.provenance import Provenance
 from biprop.reports.records import ClassCount
 
@@ -354,6 +355,24 @@ class CauseRecord:
     def is_unreproduced(self) -> bool:
         """Whether it was seen once, and holds since."""
         return self.status == "unreproduced"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is to be shrunk: nobody has ended that, or given it up."""
+        return self.status in {"raw", "minimising"} and self.settled is None and not self.same_as
+
+    @property
+    def standing(self) -> str:
+        """How far shrinking has come, in words."""
+        if self.is_unreproduced:
+            return "not reproduced"
+        if self.status == "minimal":
+            return "minimal"
+        if not self.is_waiting:
+            return "cannot be shrunk" if self.attempts >= ATTEMPTS_MAX else "did not fail again"
+        if self.is_lost and self.verdict == Verdict.CRASHES.value:
+            return "to be judged again"
+        return "being shrunk" if self.status == "minimising" else "to be shrunk"
 
     @property
     def seen_once_as(self) -> str:

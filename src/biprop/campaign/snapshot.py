@@ -327,6 +327,13 @@ class Snapshot:
         return tuple(cause for cause in self.causes if cause.is_finding)
 
     @property
+    def not_searched(self) -> tuple[str, ...]:
+        """Return, a sentence each, the cells that an error kept from being searched."""
+        return tuple(
+            f"{cell.info.id}: {cell.message}" for cell in self.cells if cell.verdict == "ERROR"
+        )
+
+    @property
     def broken(self) -> tuple[str, ...]:
         """Return, a sentence each, the cells that went on after an error broke an epoch off."""
         return tuple(

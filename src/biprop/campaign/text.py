@@ -6,7 +6,7 @@ The page with everything is made by `biprop report`; one finding is told by `bip
 import shlex
 from collections import Counter
 
-from biprop.campaign.records import ATTEMPTS_MAX, CampaignRecord
+from biprop.campaign.records import CampaignRecord
 from biprop.campaign.snapshot import CampaignSum, CauseState, Snapshot
 from biprop.fixtures.programs import ProgramFixture
 from biprop.judgment import Verdict
@@ -90,18 +90,10 @@ def _finding(cause: CauseState, *, is_told_apart: bool) -> str:
     words = [counted(cause.count, "case")]
     if is_told_apart:
         words += _apart(cause)
-    is_waiting = record.status == "minimising" or (
-        record.status == "raw" and record.settled is None
-    )
     if record.is_lost and record.verdict == Verdict.CRASHES.value:
         words.append("its process was lost")
-        if is_waiting:
-            words.append("to be judged again")
-    elif is_waiting:
-        words.append("to be shrunk")
-    elif record.status == "raw":
-        is_given_up = record.attempts >= ATTEMPTS_MAX
-        words.append("cannot be shrunk" if is_given_up else "did not fail again")
+    if record.status != "minimal":
+        words.append(record.standing)
     if cause.fixture is None:
         words.append("its fixture cannot be read")
     return f"{record.fixture[:8]}  {record.name}  ({', '.join(words)})"
@@ -199,8 +191,7 @@ def _rest(snapshot: Snapshot) -> list[str]:
         for state in snapshot.ledger
         if not state.cause
     ]
-    failing = [cell for cell in snapshot.cells if cell.verdict == "ERROR"]
-    lines += [f"Not searched: {cell.info.id}: {cell.message}" for cell in failing]
+    lines += [f"Not searched: {words}" for words in snapshot.not_searched]
     lines += [f"Broken off: {words}" for words in snapshot.broken]
     lines += [f"Not read: {problem}" for problem in snapshot.problems]
     return lines

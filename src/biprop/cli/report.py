@@ -176,7 +176,7 @@ def _cause(state: CauseState, folder: str, entries: dict[str, KnownEntry]) -> Fo
         verdict=record.verdict,
         key=record.key,
         transforms=record.transforms,
-        status=record.status,
+        status=record.standing,
         count=state.count,
         first_seen=state.first_seen,
         last_seen=state.last_seen,

@@ -122,7 +122,7 @@ def _standing(cause: CauseRecord, store: CampaignStore) -> str:
         return f"not reproduced: it {cause.seen_once_as}, and held when it was judged again"
     if held_last(store.replays().get(cause.fixture)):
         return "fixed: it held when it was run again"
-    if cause.settled is None:
+    if cause.is_waiting:
         return f"to be judged again: it {cause.seen_once_as}" if cause.is_lost else "not shrunk yet"
     return ""
 

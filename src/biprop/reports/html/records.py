@@ -94,7 +94,7 @@ class FoundCause:
         verdict: A violation.
         key: The cause in one word.
         transforms: Classes that it takes.
-        status: `raw`, `minimising`, `minimal`, `unreproduced`.
+        status: How far shrinking has come, in words.
         count: Cases that showed it.
         first_seen: Seconds since 1970; None where it is not known.
         last_seen: Likewise.

@@ -34,7 +34,6 @@ _VIOLATIONS = ("DRIFTS", "NONDETERMINISTIC", "INACCURATE", "CRASHES", "FALLBACK"
 _ERROR = "ERROR"
 _DTYPES = ("fp32", "bf16", "fp16")
 _HOLDS, _VACUOUS = "HOLDS", "VACUOUS"
-_STATUS = {"raw": "to be shrunk", "minimising": "being shrunk", "unreproduced": "not reproduced"}
 # In the order of the page.
 _KINDS: dict[CauseKind, str] = {
     "finding": "new",
@@ -120,7 +119,6 @@ def render_page(page: Page) -> str:
         duration=duration,
         tone=_tone,
         number=_number,
-        status=lambda word: _STATUS.get(word, word),
     )
     # The package's own files, with nothing of a store in them.
     style, script = (
